@@ -125,6 +125,81 @@ func TestAPluginThatGoesOnOfferingWhatIsGoneIsRestartedEverMoreSeldom(t *testing
 	})
 }
 
+// endPods ends the pods of a namespace, so that their DaemonSets start others.
+func (w *world) endPods(namespace string) {
+	w.t.Helper()
+	for _, p := range w.podsIn(namespace) {
+		if err := w.client.Tracker().Delete(podResource, p.Namespace, p.Name); err != nil {
+			w.t.Fatal(err)
+		}
+	}
+}
+
+func (w *world) saysThatNoRestartHelps(devices []string) {
+	w.t.Helper()
+	c := w.condition()
+	for _, says := range append(devices, "changes nothing until then") {
+		if !strings.Contains(c.Message, says) {
+			w.t.Errorf("the node says %s, want %q in it", c.Message, says)
+		}
+	}
+	if c.Reason != string(config.ReasonCapacityMismatch) || stateOf(w.node()) != config.StateFailed {
+		w.t.Errorf("the reason is %s, the state %s", c.Reason, stateOf(w.node()))
+	}
+}
+
+// Promise 1. No change can be verified while a plugin or driver offers what is gone, and goes on when it is started again.
+func TestWhatARestartHasNotCuredBeginsNoChange(t *testing.T) {
+	t.Parallel()
+	for name, row := range map[string]struct {
+		byClaims bool
+		says     []string
+	}{
+		"NVIDIA's DRA driver": {true, []string{"see the log of NVIDIA's DRA driver (pod dra/driver-", "GPU 0 as a whole", "GPU 1 as a whole"}},
+		"the device plugin":   {false, []string{"see the device plugin's log on this node", "MIG-of-before, which is gone"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, h100)
+				w.noPlugin, w.draDriver = row.byClaims, row.byClaims
+				w.spend(time.Minute)
+				w.converge("all-1g.10gb")
+				calls := w.countChanges(nil)
+				w.offersGone = true
+				w.endPods(map[bool]string{true: "dra", false: "kube-system"}[row.byClaims])
+				w.spend(5 * time.Minute)
+				w.untilReason(config.ReasonCapacityMismatch)
+				if row.byClaims {
+					w.podWithClaim("train", "gpu-0-mig-1g10gb-0")
+				} else {
+					w.pod("train", w.gpus.MIGDevice(0, 0))
+				}
+				before := w.gpus.String()
+				w.label("all-3g.40gb")
+				for range 60 {
+					w.spend(time.Minute)
+					if w.hasJournal() || w.node().Spec.Unschedulable {
+						t.Fatal("a change has begun")
+					}
+				}
+				w.saysThatNoRestartHelps(row.says)
+				if *calls != 0 || !w.runs("train") || w.gpus.String() != before {
+					t.Errorf("%d calls that change a GPU; the pod runs: %t", *calls, w.runs("train"))
+				}
+				w.unset(config.LabelMIGConfig)
+				w.spend(time.Minute)
+				if said := w.condition().Message; !strings.Contains(said, row.says[0]) || strings.Contains(said, "read the GPUs before they were cut") {
+					t.Errorf("of a pod that was restarted since the node says %s", said)
+				}
+				w.label("all-3g.40gb")
+				w.offersGone = false
+				w.endPods(map[bool]string{true: "dra", false: "kube-system"}[row.byClaims])
+				w.reach("all-3g.40gb")
+			})
+		})
+	}
+}
+
 // A GPU has recovered from an error that its plugin, or NVIDIA's DRA driver, has made nothing of. It is not withheld later, when nothing is offered, or where
 // the driver cuts the GPUs itself: a restart would only take the devices away for longer.
 func TestWhatDoesNotWithholdARecoveredGPUIsNotRestarted(t *testing.T) {

@@ -369,7 +369,7 @@ func TestAGPUThatThePluginAndTheDRADriverGiveOutIsNotCut(t *testing.T) {
 func (w *world) driverDevices() (out []resourcev1.Device) {
 	w.t.Helper()
 	for _, gpu := range w.snapshot() {
-		if !gpu.Enabled {
+		if !gpu.Enabled || w.offersGone {
 			out = append(out, wholeGPU(fmt.Sprintf("gpu-%d", gpu.Minor), string(gpu.UUID)))
 		}
 		for _, i := range gpu.Instances {

@@ -81,6 +81,7 @@ type world struct {
 	renamed         map[string]string   // what the driver that is loaded calls profiles of the former one
 	noPlugin        bool                // there is no plugin
 	draDriver       bool                // there is a DaemonSet of NVIDIA's DRA driver
+	offersGone      bool                // it offers cut GPUs as a whole, too, whenever it starts, and the device plugin a MIG device that is gone
 	pluginOnHost    bool                // the plugin is a unit of the host, and not a pod
 	pluginStrategy  config.MIGStrategy  // the plugin's MIG strategy; empty for mixed
 	kubeletSilent   bool                // kubelet does not answer
@@ -733,6 +734,9 @@ func (w *world) startPlugin(tolerations ...corev1.Toleration) {
 		w.t.Fatal(err)
 	}
 	w.offered = w.devices()
+	if w.offersGone {
+		w.offered[nvml.ResourceMIGPrefix+"1g.10gb"] = append(w.offered[nvml.ResourceMIGPrefix+"1g.10gb"], "MIG-of-before")
+	}
 }
 
 // runsSince is the status of a container that has run since then.

@@ -334,6 +334,7 @@ const (
 	ReasonAwaitingCapacity Reason = "AwaitingCapacity"
 	// ReasonCapacityMismatch is given when allocatable, or the DRA driver's ResourceSlices, still differ from the hardware at the deadline. Or
 	// kubelet allocates devices of a device plugin that does not serve it. Or, on a node without a request, it allocates to others what a pod holds.
+	// Or the plugin or driver advertises what is gone, as a whole GPU next to its MIG devices: if a restart does not cure that, no change begins.
 	//
 	// You can: read the log of the device plugin's or DRA driver's pod; if a plugin's log says "already connected", restart kubelet. Then remove the
 	// label, and set it again. If the message names pods, delete them, or set a label so that the agent evicts them.

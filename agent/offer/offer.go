@@ -101,9 +101,12 @@ func missingOf(seen *state.Observed, want *state.DesiredPlugin, under config.MIG
 // OffersGone reports whether MIG devices are offered that no longer exist, or as a whole a GPU in MIG mode: the pod read the GPUs before they were cut. A
 // plugin that runs under another MIG strategy offers whole GPUs too, so that these count only where its strategy is known. Nothing counts while a GPU
 // is lost, or where another program cuts the GPUs.
-func OffersGone(seen *state.Observed) bool {
+func OffersGone(seen *state.Observed) bool { return len(Gone(seen)) > 0 }
+
+// Gone names what OffersGone is about, sorted.
+func Gone(seen *state.Observed) (names []string) {
 	if seen.Kubelet.Err != nil || !seen.Owner.MayCut() || slices.ContainsFunc(seen.GPUs, func(g nvml.GPU) bool { return g.Lost }) {
-		return false
+		return nil
 	}
 	exists, isCut := map[string]bool{}, map[string]bool{}
 	for _, g := range seen.GPUs {
@@ -117,13 +120,29 @@ func OffersGone(seen *state.Observed) bool {
 	o := Of(seen)
 	parts := o.ListsParts()
 	for _, ids := range capacity.Offered(o.Offered()) {
-		if slices.ContainsFunc(capacity.Physical(ids), func(id string) bool {
-			return strings.HasPrefix(id, plan.MIGDeviceID) && !exists[id] || parts && isCut[id]
-		}) {
-			return true
+		for _, id := range capacity.Physical(ids) {
+			switch {
+			case strings.HasPrefix(id, plan.MIGDeviceID) && !exists[id]:
+				names = append(names, seen.DeviceName(id))
+			case parts && isCut[id]:
+				names = append(names, seen.DeviceName(id)+" as a whole, which is cut")
+			}
 		}
 	}
-	return false
+	slices.Sort(names)
+	return slices.Compact(names)
+}
+
+// Uncured names what OffersGone is about if the pods of the offer have been restarted for that.
+func Uncured(seen *state.Observed) []string {
+	pods := Of(seen).Pods()
+	if len(pods) == 0 || len(seen.Uncured.Names) == 0 || slices.ContainsFunc(pods, func(p corev1.Pod) bool {
+		began, runs := startOf(&p)
+		return !runs || began.Before(seen.Uncured.Since)
+	}) {
+		return nil
+	}
+	return slices.DeleteFunc(Gone(seen), func(name string) bool { return !slices.Contains(seen.Uncured.Names, name) })
 }
 
 // WithholdsWell reports whether a healthy GPU is kept from pods.

@@ -2,6 +2,7 @@ package fencing
 
 import (
 	"context"
+	"fmt"
 	"strings"
 
 	"github.com/gpuslice/gpuslice/agent/act"
@@ -14,11 +15,14 @@ import (
 
 // Preflight checks, before a step that leads to the first disturbance, whether the change can succeed. No other tool may be working on the node, the
 // pods must be evictable, and every process must be one that the agent can end. A device plugin must be there to verify the capacity; without one the
-// agent creates no instance either. It writes nothing.
+// agent creates no instance either. Nor does it while the plugin, or NVIDIA's DRA driver, advertises what is gone although the agent has restarted it for
+// that. Preflight writes nothing.
 func (f *Fencing) Preflight(ctx context.Context, in act.Input) error {
 	makes := in.Steps[0].Traits().Stage == plan.StageOpen && !in.Want.Undo && in.Seen.Journal == nil && plan.Has(in.Steps, plan.Create)
-	absent, advice := offer.Of(in.Seen).Absent()
-	if !startsDisruption(in) && !(makes && absent != "") {
+	offers := offer.Of(in.Seen)
+	absent, advice := offers.Absent()
+	gone := offer.Uncured(in.Seen)
+	if !startsDisruption(in) && !(makes && (absent != "" || len(gone) > 0)) {
 		return nil
 	}
 	const before = "changes nothing "
@@ -37,6 +41,9 @@ func (f *Fencing) Preflight(ctx context.Context, in act.Input) error {
 	case absent != "":
 		wait.Reason, wait.Advice, wait.Message, wait.For = config.ReasonNoDevicePlugin, advice, absent, offer.AbsentFor(in.Seen)
 		wait.Else = before + "until then"
+	case len(gone) > 0:
+		wait.Reason, wait.Advice, wait.For, wait.Else = config.ReasonCapacityMismatch, offers.Advice(), outcome.ForUser, before+"until then"
+		wait.Message = fmt.Sprintf("%s advertises %s, although the agent has restarted it, so no new capacity could be verified", offers.Name(), sanitize.Listed(gone))
 	case len(unowned) > 0:
 		wait.Reason, wait.Blockers = config.ReasonGPUInUse, unowned
 		wait.Advice = "end what holds the GPUs on the node, or stop its unit"

@@ -47,7 +47,7 @@ func (v *Verifier) missing(seen *state.Observed, want state.Desired) missing {
 		}
 	}
 	offers := offer.Of(seen)
-	if pods := offers.Pods(); seen.Journal == nil && !asksForGPUs(want) && len(pods) > 0 && offer.OffersGone(seen) {
+	if pods := offers.Pods(); seen.Journal == nil && !asksForGPUs(want) && v.outdated.times == 0 && len(pods) > 0 && offer.OffersGone(seen) {
 		return missing{
 			config.ReasonCapacityMismatch,
 			fmt.Sprintf("delete pod %s/%s, which read the GPUs before they were cut: its DaemonSet starts another", pods[0].Namespace, pods[0].Name), blockers(seen), false,

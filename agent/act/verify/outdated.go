@@ -2,6 +2,7 @@ package verify
 
 import (
 	"maps"
+	"slices"
 	"time"
 
 	"github.com/gpuslice/gpuslice/agent/offer"
@@ -26,6 +27,8 @@ type outdated struct {
 	restartedAt   time.Time // when that last happened
 	times         int       // how often that happened
 	lastSeen      time.Time // when the plugin was last outdated
+
+	uncured state.Uncured
 }
 
 // follow records whether the device plugin withholds a well GPU, or advertises gone devices: a user has cut the GPUs by hand, or a change lost its
@@ -35,7 +38,11 @@ func (w *outdated) follow(seen *state.Observed, want state.Desired, now time.Tim
 	if now.Sub(w.lastSeen) >= forgetAfter {
 		w.times = 0
 	}
-	w.gone = offer.OffersGone(seen) && asksForGPUs(want)
+	gone := offer.Gone(seen)
+	if len(gone) == 0 && len(offer.Of(seen).Offered()) > 0 {
+		w.uncured = state.Uncured{}
+	}
+	w.gone = len(gone) > 0 && asksForGPUs(want)
 	if seen.Journal != nil || seen.Kubelet.Err != nil || !w.gone && !offer.WithholdsWell(seen) {
 		w.since = time.Time{}
 		return
@@ -51,6 +58,9 @@ func (w *outdated) follow(seen *state.Observed, want state.Desired, now time.Tim
 	}
 	if now.Sub(w.since) >= outdatedFor[min(w.times, len(outdatedFor)-1)] {
 		w.restartBefore = now
+		if !slices.Equal(gone, w.uncured.Names) {
+			w.uncured = state.Uncured{Names: gone, Since: now}
+		}
 		w.restart(now)
 	}
 }
@@ -84,6 +94,9 @@ func (v *Verifier) RestartBefore(recovered map[nvml.UUID]time.Time) (withholds m
 	}
 	return out, offersGone
 }
+
+// Uncured returns for what the device plugin has become due for a restart.
+func (v *Verifier) Uncured() state.Uncured { return v.outdated.uncured }
 
 func newestOf(recovered map[nvml.UUID]time.Time) time.Time {
 	var newest time.Time
