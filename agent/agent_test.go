@@ -36,7 +36,7 @@ func TestAnAgentThatForgetsEverythingAfterEachPassConverges(t *testing.T) {
 				w := newWorld(t, h100)
 				w.deployOperands(operands)
 				w.label("all-balanced")
-				w.passes("proven capacity", func() bool {
+				w.passes("verified capacity", func() bool {
 					w.restartUnlessVerifying()
 					return w.done("all-balanced")()
 				})

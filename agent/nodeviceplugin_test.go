@@ -59,7 +59,7 @@ func TestANodeWithoutADevicePluginSaysSo(t *testing.T) {
 	}
 }
 
-// A device plugin that the agent does not know it cannot restart, so no change could be proven: the pods would be gone for nothing.
+// A device plugin that the agent does not know it cannot restart, so no change could be verified: the pods would be gone for nothing.
 func TestPromise1APluginThatTheAgentDoesNotKnowDisturbsNothing(t *testing.T) {
 	t.Parallel()
 	other := func(change func(s *config.Settings)) func(w *world) {
@@ -142,7 +142,7 @@ func TestPromise1APluginThatTheAgentDoesNotKnowDisturbsNothing(t *testing.T) {
 	}
 }
 
-// A change that only creates instances disturbs no pod, and could not be proven either.
+// A change that only creates instances disturbs no pod, and could not be verified either.
 func TestPromise1APluginThatTheAgentDoesNotKnowIsNamedBeforeInstancesAreMade(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -94,7 +94,7 @@ func TestOperandsArePausedInOrderAndResumedInReverse(t *testing.T) {
 }
 
 // Once the plugin is back, kubelet gives out what it offers, and a plugin with a wrong MIG strategy offers devices that do not exist. So the node
-// stays fenced from before the agent pauses the plugin until the capacity is proven, even if no pod holds what goes.
+// stays fenced from before the agent pauses the plugin until the capacity is verified, even if no pod holds what goes.
 func TestIdleGPUsAreChangedBehindTheFenceEvenIfALabelSendsThePluginAway(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -236,12 +236,12 @@ func TestAForgedStatusDecidesNothing(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			w := newWorld(t, h100)
 			w.converge("all-balanced")
-			proven := w.node().Annotations[config.AnnotationStatus]
+			verified := w.node().Annotations[config.AnnotationStatus]
 			w.converge("all-1g.10gb")
 			w.setMaintenance(frozen)
 			before := w.gpus.String()
 			w.label("all-balanced")
-			w.annotate(config.AnnotationStatus, proven)
+			w.annotate(config.AnnotationStatus, verified)
 			w.spend(time.Hour)
 			w.expectGPUs(before)
 		})

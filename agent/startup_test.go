@@ -29,8 +29,8 @@ func (w *world) keepsPodsAway() bool {
 	return n.Spec.Unschedulable || len(n.Spec.Taints) > 0
 }
 
-// Promise 9: no pod comes to a fresh node before its capacity is proven, although the device plugin does.
-func TestAFreshNodeIsOpenedWhenItsCapacityIsProven(t *testing.T) {
+// Promise 9: no pod comes to a fresh node before its capacity is verified, although the device plugin does.
+func TestAFreshNodeIsOpenedWhenItsCapacityIsVerified(t *testing.T) {
 	t.Parallel()
 	for _, requested := range []string{"all-balanced", "all-disabled"} { // a new node is as the second asks already
 		t.Run(requested, func(t *testing.T) {
@@ -148,7 +148,7 @@ func TestAFreshNodeThatCannotBeMadeReadyStaysTainted(t *testing.T) {
 	}
 }
 
-// Promises 8 and 9: all startup taints go together, once the capacity is proven, and exactly those come back if it is not. Wherever the agent is
+// Promises 8 and 9: all startup taints go together, once the capacity is verified, and exactly those come back if it is not. Wherever the agent is
 // killed, the next one ends the same.
 func TestAFreshNodeWithStartupTaintsOfTwoKeysIsOpenedOrIsAsItWas(t *testing.T) {
 	t.Parallel()

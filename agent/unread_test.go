@@ -59,7 +59,7 @@ func TestAMistakeInTheCatalogThatIsNotOfThisNodeKeepsItConverged(t *testing.T) {
 	}
 }
 
-// A new process knows of the file what it can read, and by the host's record what was proven.
+// A new process knows of the file what it can read, and by the host's record what was verified.
 func TestANewProcessKeepsAGeneratedConfigWhileTheFileIsNoYAML(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -77,7 +77,7 @@ func TestANewProcessKeepsAGeneratedConfigWhileTheFileIsNoYAML(t *testing.T) {
 	})
 }
 
-// While the file cannot be read, a node that is no longer as it was proven is not cut again by it.
+// While the file cannot be read, a node that is no longer as it was verified is not cut again by it.
 func TestNoChangeBeginsByAFileWithAMistake(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

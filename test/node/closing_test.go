@@ -58,7 +58,7 @@ func TestClaimsGetOtherGPUsWhilePodsLeave(t *testing.T) {
 	for _, pod := range s.leave[:2] { // they end by themselves
 		s.deletePod(s.namespace, pod.Name)
 	}
-	s.check(s.await("config one", s.proven("one")), "7g.80gb@0", s.leave[2:])
+	s.check(s.await("config one", s.verified("one")), "7g.80gb@0", s.leave[2:])
 	s.awaitRunning(s.namespace, "closed-out")
 	if devices := closed(); len(devices) > 0 {
 		t.Errorf("rules are left of %v", devices)

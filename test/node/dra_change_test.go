@@ -97,9 +97,9 @@ func (r *rig) slicesOf(gpu int) string { return fmt.Sprintf("example.com/%s-gpu-
 
 func (r *rig) classOf(gpu int) string { return strings.ReplaceAll(r.slicesOf(gpu), "/", "-") }
 
-// proven recognizes a node that is as the label asks, and given back. It fails the test if the node ever says True beside slices of the driver that differ from
+// verified recognizes a node that is as the label asks, and given back. It fails the test if the node ever says True beside slices of the driver that differ from
 // the GPUs.
-func (r *rig) proven(name string) func(*corev1.Node) bool {
+func (r *rig) verified(name string) func(*corev1.Node) bool {
 	agrees := func() string {
 		want := r.wholeAndCut()
 		slices.Sort(want)
@@ -208,12 +208,12 @@ func TestExactlyTheClaimantsOfTheCutGPULeave(t *testing.T) {
 		t.Errorf("pods leave before the budget lets all of them go: %v", evicted)
 	}
 	s.relax(s.namespace, "resource-0")
-	s.check(s.await("config one", s.proven("one")), "7g.80gb@0", s.leave)
+	s.check(s.await("config one", s.verified("one")), "7g.80gb@0", s.leave)
 
 	successor := s.claimant(s.namespace, "successor", "gpu-0")
 	s.awaitRunning(s.namespace, "successor")
 	s.label(config.LabelMIGConfig, "three")
-	s.check(s.await("config three", s.proven("three")), s.three(), append(s.leave, successor))
+	s.check(s.await("config three", s.verified("three")), s.three(), append(s.leave, successor))
 }
 
 // Promise 8, after each step of a change on a node of NVIDIA's DRA driver: one agent does each step.
@@ -227,7 +227,7 @@ func TestKilledAfterEachStepOfAChangeUnderDRAItEndsTheSame(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 2*patience)
 	defer cancel()
 	go func() {
-		n, ok := s.seek(ctx, s.proven("one")) //nolint:contextcheck // what it looks at has the test's context
+		n, ok := s.seek(ctx, s.verified("one")) //nolint:contextcheck // what it looks at has the test's context
 		if !ok {
 			t.Errorf("waiting for config one: %v; the node says:\n%s", context.Cause(ctx), words(n))
 		}
@@ -256,7 +256,7 @@ func TestKilledAfterEachStepOfAChangeUnderDRAItEndsTheSame(t *testing.T) {
 	}
 }
 
-// Promises 8 and 9: the driver, or all that it has published, is away for a while between the cut and its proof, or since the fence. What no slice shows
+// Promises 8 and 9: the driver, or all that it has published, is away for a while between the cut and its verification, or since the fence. What no slice shows
 // makes no pod leave.
 func TestTheDRADriverIsAwayInAChange(t *testing.T) {
 	t.Parallel()
@@ -303,7 +303,7 @@ func TestTheDRADriverIsAwayInAChange(t *testing.T) {
 		}
 		began := time.Now()
 		row.does()
-		n := s.await("config "+name, s.proven(name))
+		n := s.await("config "+name, s.verified(name))
 		t.Logf("%s: done %s after", row.name, time.Since(began).Round(100*time.Millisecond))
 		if name == "three" {
 			cut = s.three()
@@ -361,7 +361,7 @@ func TestPodsThatAreBoundInAChangeRunOnNoDeviceThatIsGone(t *testing.T) {
 	s.awaitStep("evict dra-driver")
 	cancel()
 	binding.Wait()
-	n := s.await("config one", s.proven("one"))
+	n := s.await("config one", s.verified("one"))
 	s.givenBack(n)
 	t.Logf("%d pods were bound to %s", len(bound), device)
 	if len(bound) < 3 { // twenty a second, where the machine has nothing else to do
@@ -520,8 +520,8 @@ func TestOneOfEightGPUsIsCutUnderFiftySixClaims(t *testing.T) {
 	cut := time.Now()
 	r.awaitPublished(r.wholeAndCut())
 	published := time.Now()
-	r.givenBack(r.await("config again", r.proven("again")))
-	t.Logf("from the label to the last call of the library %s, to the slices %s, to the proof %s", cut.Sub(labelled), published.Sub(cut), time.Since(published))
+	r.givenBack(r.await("config again", r.verified("again")))
+	t.Logf("from the label to the last call of the library %s, to the slices %s, to the verification %s", cut.Sub(labelled), published.Sub(cut), time.Since(published))
 	if took := published.Sub(cut); took > 10*time.Second {
 		t.Errorf("the slices show the GPUs %s after the last call, want 10 s", took)
 	}
@@ -585,7 +585,7 @@ func TestOperandsWithClaimsByAdminAccessMakeWay(t *testing.T) {
 	s.run()
 	s.awaitReason(config.ReasonNotRequested)
 	s.label(config.LabelMIGConfig, "one")
-	n := s.await("config one", s.proven("one"))
+	n := s.await("config one", s.verified("one"))
 	s.check(n, "7g.80gb@0", s.leave)
 	if got := n.Labels[label]; got != "true" {
 		t.Errorf("label %s is %q, want it as before", label, got)
