@@ -263,8 +263,18 @@ func TestMetricsCountWhatAnAgentTakesOver(t *testing.T) {
 
 func TestMetricsShowWhetherTheNodeIsKeptFromPods(t *testing.T) {
 	t.Parallel()
+	for name, byClaims := range map[string]bool{"by the taint": false, "by the cordon": true} {
+		t.Run(name, func(t *testing.T) { testNodeFenced(t, byClaims) })
+	}
+}
+
+func testNodeFenced(t *testing.T, byClaims bool) {
+	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		p := newPressure(t, "gpus: [{model: A100-40GB}]")
+		p := &pressure{world: newWorld(t, "gpus: [{model: A100-40GB}]")}
+		p.noPlugin, p.draDriver = byClaims, byClaims
+		p.again()
+		p.poll(0)
 		relent, m := p.budgetKeepsTeam(), p.measured()
 		fenced := func() string {
 			p.poll(0)
@@ -273,7 +283,11 @@ func TestMetricsShowWhetherTheNodeIsKeptFromPods(t *testing.T) {
 		if got := fenced(); got != "1 of 0" {
 			t.Errorf("at rest gpuslice_node_fenced is %s", got)
 		}
-		p.pod("train", p.gpus.UUIDs()[0])
+		if byClaims {
+			p.podWithClaim("train", "gpu-0")
+		} else {
+			p.pod("train", p.gpus.UUIDs()[0])
+		}
 		p.label("all-3g.20gb")
 		if got := fenced(); got != "1 of 1" {
 			t.Errorf("while a pod does not leave gpuslice_node_fenced is %s", got)

@@ -452,15 +452,7 @@ func TestAPodWithAdminAccessIsPausedBeforeAModeChanges(t *testing.T) {
 			w.startDRADriver("")
 			w.publish(wholeGPU("gpu-0", w.gpus.UUIDs()[0]), wholeGPU("gpu-1", w.gpus.UUIDs()[1]))
 			w.podWithClaim("metrics", "gpu-0")
-			claims := w.client.ResourceV1().ResourceClaims("team")
-			claim, err := claims.Get(t.Context(), "metrics-gpu", metav1.GetOptions{})
-			if err != nil {
-				t.Fatal(err)
-			}
-			claim.Status.Allocation.Devices.Results[0].AdminAccess = new(true)
-			if _, err := claims.Update(t.Context(), claim, metav1.UpdateOptions{}); err != nil {
-				t.Fatal(err)
-			}
+			w.asAdmin("metrics")
 			w.spend(time.Minute)
 			steps := w.ask(config.LabelMIGConfig + "=all-1g.10gb").Steps
 			named := func(s string) bool { return strings.Contains(s, "team/metrics") }
@@ -492,4 +484,111 @@ func TestADRADriverThatDoesNotComeBackEndsTheChange(t *testing.T) {
 		w.settle(config.ReasonCapacityMismatch)
 		w.expectRefused(config.ReasonCapacityMismatch, "NVIDIA's DRA driver does not run on this node")
 	})
+}
+
+// replacements are what takes NVIDIA's DRA driver from the node for a while. Its DaemonSet starts another pod.
+var replacements = map[string]func(w *world, driver corev1.Pod){
+	"deleted at once": func(w *world, driver corev1.Pod) { w.deleteDriver(driver) },
+	"rolled out":      func(w *world, driver corev1.Pod) { w.terminateDriver(driver) },
+	"evicted by kubelet": func(w *world, driver corev1.Pod) {
+		w.setDriver(driver, func(p *corev1.Pod) { p.Status = corev1.PodStatus{Phase: corev1.PodFailed, Reason: "Evicted"} })
+	},
+}
+
+func (w *world) deleteDriver(driver corev1.Pod) {
+	w.t.Helper()
+	if err := w.client.Tracker().Delete(podResource, driver.Namespace, driver.Name); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+func (w *world) terminateDriver(driver corev1.Pod) {
+	w.t.Helper()
+	if err := w.terminate(driver.Namespace, driver.Name); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+func (w *world) setDriver(driver corev1.Pod, change func(*corev1.Pod)) {
+	w.t.Helper()
+	change(&driver)
+	if err := w.client.Tracker().Update(podResource, &driver, driver.Namespace); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// ofADaemonSet makes a pod one of a tenant's DaemonSet.
+func ofADaemonSet(p *corev1.Pod) { p.OwnerReferences = ofDaemonSet("tenant") }
+
+// asAdmin has the pod read all GPUs by its claim, and hold none.
+func (w *world) asAdmin(pod string) {
+	w.t.Helper()
+	claims := w.client.ResourceV1().ResourceClaims("team")
+	claim, err := claims.Get(w.t.Context(), pod+"-gpu", metav1.GetOptions{})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	claim.Status.Allocation.Devices.Results[0].AdminAccess = new(true)
+	if _, err := claims.Update(w.t.Context(), claim, metav1.UpdateOptions{}); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// Kubelet ends a pod with claims only while the driver runs, and a DaemonSet may replace the driver's pod at any moment: its successor has to start, whatever
+// the agent keeps away.
+func TestTheDRADriverMayBeReplacedAtAnyMomentOfAChange(t *testing.T) {
+	t.Parallel()
+	for name, row := range map[string]struct {
+		gates string
+		pods  func(w *world)
+		to    string // the config
+	}{
+		"instances":                        {"", func(*world) {}, "one"},
+		"instances of a DaemonSet's pod":   {"", func(w *world) { w.daemon = "gpu-0-mig-3g40gb-4" }, "one"},
+		"a mode":                           {"", func(*world) {}, "off"},
+		"a mode, with a client":            {"", func(w *world) { w.podWithClaim("metrics", "gpu-1-mig-3g40gb-0", ofADaemonSet); w.asAdmin("metrics") }, "off"},
+		"a mode, with the driver's health": {"NVMLDeviceHealthCheck=true", func(*world) {}, "off"},
+		"a mode, with both": {
+			"NVMLDeviceHealthCheck=true", func(w *world) { w.podWithClaim("metrics", "gpu-1-mig-3g40gb-0", ofADaemonSet); w.asAdmin("metrics") }, "off",
+		},
+	} {
+		for way, replace := range replacements {
+			t.Run(name+", "+way, func(t *testing.T) {
+				t.Parallel()
+				for moment, over := 0, false; !over; moment++ {
+					synctest.Test(t, func(t *testing.T) {
+						w := newWorld(t, h100)
+						w.noPlugin, w.draDriver, w.driverGates = true, true, row.gates
+						w.setConfigs(map[string]catalog.MIGConfig{
+							"three": {{All: true, MIG: true, Devices: map[string]int{"3g.40gb": 2}}},
+							"one":   {{Indices: []int{0}, MIG: true, Devices: map[string]int{"7g.80gb": 1}}},
+							"off":   {{Indices: []int{0}}},
+						})
+						w.spend(time.Minute)
+						w.converge("three")
+						w.grace = 10 * time.Second
+						w.podWithClaim("of-0", "gpu-0-mig-3g40gb-0")
+						row.pods(w)
+						w.label(row.to)
+						w.passes("the journal", w.hasJournal)
+						began, passes := time.Now(), 0
+						w.passes(fmt.Sprintf("%s, %d passes after the fence", row.to, moment), func() bool {
+							if pods := w.podsIn("dra"); passes == moment && len(pods) > 0 {
+								replace(w, pods[0])
+							} else if passes == moment {
+								passes--
+							}
+							passes++
+							return passes > moment && w.done(row.to)()
+						})
+						over = passes <= moment+1
+						w.expectGivenBack()
+						if took := time.Since(began); took > 10*time.Minute || w.runs("of-0") {
+							t.Errorf("%d passes after the fence it took %s; of-0 runs %t", moment, took, w.runs("of-0"))
+						}
+					})
+				}
+			})
+		}
+	}
 }

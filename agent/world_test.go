@@ -82,6 +82,8 @@ type world struct {
 	noPlugin        bool                // there is no plugin
 	draDriver       bool                // there is a DaemonSet of NVIDIA's DRA driver
 	offersGone      bool                // it offers cut GPUs as a whole, too, whenever it starts, and the device plugin a MIG device that is gone
+	driverGates     string              // feature gates of its pods
+	daemon          string              // a tenant's DaemonSet has a pod on the node with this device, if that exists and no taint keeps it away
 	pluginOnHost    bool                // the plugin is a unit of the host, and not a pod
 	pluginStrategy  config.MIGStrategy  // the plugin's MIG strategy; empty for mixed
 	kubeletSilent   bool                // kubelet does not answer
@@ -112,6 +114,7 @@ type world struct {
 	fileError error // why it cannot be read
 
 	published  []resourcev1.ResourceSlice                         // by NVIDIA's DRA driver
+	driverSeen time.Time                                          // when its pod was last on the node
 	readsClaim func(ctx context.Context, name string) (err error) // called before the API server answers for a claim
 
 	live *live // the agent that runs, and does not wait for the passes of the test; nil for none
@@ -549,10 +552,18 @@ func (w *world) evict(action k8stesting.Action) (bool, runtime.Object, error) {
 	if !ok || eviction.DeleteOptions != nil && len(eviction.DeleteOptions.DryRun) > 0 {
 		return true, nil, nil
 	}
-	if w.grace > 0 {
-		return true, nil, w.terminate(eviction.Namespace, eviction.Name)
+	if object, err := w.client.Tracker().Get(podResource, eviction.Namespace, eviction.Name); err == nil && w.grace == 0 && !w.keepsClaims(object) {
+		return true, nil, w.client.Tracker().Delete(podResource, eviction.Namespace, eviction.Name)
 	}
-	return true, nil, w.client.Tracker().Delete(podResource, eviction.Namespace, eviction.Name)
+	return true, nil, w.terminate(eviction.Namespace, eviction.Name)
+}
+
+// keepsClaims reports whether kubelet cannot end the pod now: only a driver that runs releases the devices of its claims.
+func (w *world) keepsClaims(object runtime.Object) bool {
+	p, is := object.(*corev1.Pod)
+	return is && len(holders.ClaimNames(p)) > 0 && !slices.ContainsFunc(w.podsIn("dra"), func(p corev1.Pod) bool {
+		return p.DeletionTimestamp == nil && p.Status.Phase == corev1.PodRunning
+	})
 }
 
 var podResource = corev1.SchemeGroupVersion.WithResource("pods")
@@ -591,7 +602,7 @@ func (w *world) podsIn(namespace string) []corev1.Pod {
 func (w *world) deleteEndedPods() {
 	w.t.Helper()
 	for _, p := range w.podsIn(metav1.NamespaceAll) {
-		if p.DeletionTimestamp == nil || time.Now().Before(p.DeletionTimestamp.Time) || len(p.Finalizers) > 0 {
+		if p.DeletionTimestamp == nil || time.Now().Before(p.DeletionTimestamp.Time) || len(p.Finalizers) > 0 || w.keepsClaims(&p) {
 			continue
 		}
 		if err := w.client.Tracker().Delete(podResource, p.Namespace, p.Name); err != nil {
@@ -613,9 +624,10 @@ func (w *world) turn() {
 		return t.Key == config.TaintRepartitioning || t.Key == config.TaintNotReady || t.Key == secondStartup
 	})
 	w.startAndEndOperands(n)
-	if w.draDriver && len(w.podsIn("dra")) == 0 { // it offers the GPUs as they are cut when it starts
-		w.startDRADriver("")
-		w.publish(w.driverDevices()...)
+	w.turnDRADriver(fenced)
+	if w.daemon != "" && !fenced && !slices.ContainsFunc(w.podsIn("team"), func(p corev1.Pod) bool { return strings.HasPrefix(p.Name, "daemon-") }) && w.offers(w.daemon) {
+		w.podsStarted++
+		w.podWithClaim(fmt.Sprintf("daemon-%d", w.podsStarted), w.daemon, ofADaemonSet)
 	}
 	plugins := w.podsIn("kube-system")
 	value, byLabel := n.Labels[config.LabelDevicePlugin]
@@ -627,6 +639,36 @@ func (w *world) turn() {
 		w.startPlugin()
 	}
 	w.advertise(n)
+}
+
+// offers reports whether NVIDIA's DRA driver offers the device.
+func (w *world) offers(device string) bool {
+	return slices.ContainsFunc(w.published, func(s resourcev1.ResourceSlice) bool {
+		return slices.ContainsFunc(s.Spec.Devices, func(d resourcev1.Device) bool { return d.Name == device })
+	})
+}
+
+// turnDRADriver does what the DaemonSet controller and kubelet do about NVIDIA's DRA driver. A new pod offers the GPUs as they are cut when it starts.
+// Kubelet deletes the slices of a driver that has been away for half a minute.
+func (w *world) turnDRADriver(fenced bool) {
+	w.t.Helper()
+	switch pods := w.podsIn("dra"); {
+	case !w.draDriver:
+		return
+	case len(pods) == 1 && pods[0].Status.Phase == corev1.PodFailed: // kubelet has evicted it
+		if err := w.client.Tracker().Delete(podResource, pods[0].Namespace, pods[0].Name); err != nil {
+			w.t.Fatal(err)
+		}
+	case len(pods) > 0:
+		w.driverSeen = time.Now()
+		return
+	}
+	if !fenced {
+		w.startDRADriver(w.driverGates)
+		w.publish(w.driverDevices()...)
+	} else if time.Since(w.driverSeen) > 30*time.Second {
+		w.publish()
+	}
 }
 
 // advertise does what kubelet does about the node's status: it writes what the plugin offers, if that is news.

@@ -31,7 +31,7 @@ const (
 	//
 	// Labels: reason
 	MetricBlocks = "gpuslice_blocks_total"
-	// MetricNodeFenced is 1 while the agent's taint keeps new pods off the node.
+	// MetricNodeFenced is 1 while a change keeps new pods off the node, by the agent's taint or a cordon.
 	MetricNodeFenced = "gpuslice_node_fenced"
 	// MetricSteps is the number of steps by their result: `done`, `waiting`, `failed`.
 	//

@@ -19,7 +19,7 @@ import (
 // Planned returns what the planner needs of the observation.
 func Planned(seen *state.Observed, want state.Desired, settings config.Settings) plan.Observed {
 	out := plan.Observed{
-		GPUs: seen.GPUs, Pods: plannedPods(seen), Units: seen.Units, Fenced: seen.Marks.Fenced, Startup: len(seen.Marks.Startup) > 0,
+		GPUs: seen.GPUs, Pods: plannedPods(seen), Units: seen.Units, Fenced: seen.Marks.Fenced, Cordoned: seen.Node.Spec.Unschedulable, Startup: len(seen.Marks.Startup) > 0,
 		Returned: seen.Marks.Returned, Undo: want.Undo, ByClaims: seen.Owner.ByClaims(), Reboots: seen.Reboots, CDI: seen.Specs,
 		Capacity: plan.Capacity{Agreed: seen.Capacity.Agreement.Agreed}, Orphaned: seen.Leftovers.Orphan.Exists(),
 		Breached: seen.Uncordoned() && !want.Undo && (settings.With(want.Drain).Drain.OnUncordon == config.UncordonRefence || seen.Other(want)),

@@ -24,7 +24,8 @@ const (
 	AcquireSlot Kind = "AcquireSlot"
 	// Close writes the journal, and closes to claims only the devices that go, while their holders leave. Fence follows before a GPU is touched.
 	Close Kind = "Close"
-	// Fence writes the journal, the cordon and the taint in one guarded update.
+	// Fence writes the journal, the cordon and the taint in one guarded update. Where NVIDIA's DRA driver advertises the GPUs, it writes the taint only if
+	// pods of DaemonSets have to stay away.
 	Fence Kind = "Fence"
 	// Evict evicts the pods that hold a device which the plan removes, and is over when they are gone.
 	Evict Kind = "Evict"
@@ -188,7 +189,7 @@ var kinds = map[Kind]Traits{
 	Adopt:       {Stage: StageOpen, Text: fixedText("adopt what was left: journal"), AsksBudgets: true},
 	Fence: {
 		Stage: StageOpen,
-		Text:  fixedText("fence: journal, cordon, taint"), Begins: true, BeforePodsLeft: true, AsksBudgets: true, Repeatable: true,
+		Text:  Step.fence, Begins: true, BeforePodsLeft: true, AsksBudgets: true, Repeatable: true,
 	},
 	Close: {
 		Stage:  StageOpen,

@@ -31,6 +31,7 @@ type Observed struct {
 	Closable map[nvml.UUID][]string
 	Closed   []string // devices that are closed to claims for the change
 	Fenced   bool     // the agent's taint keeps new pods away
+	Cordoned bool     // a cordon keeps new pods away, but for those that tolerate it
 	Breached bool     // another user or tool has lifted the agent's cordon, and the settings have the agent put it back
 	Startup  bool     // the taint of a node that has just been registered keeps pods away until the capacity is verified
 	Returned bool     // something has put that taint back, so the agent leaves it for some time
@@ -80,6 +81,7 @@ type Pod struct {
 	Claims               []string  // its resource claims of GPUs
 	Driver               bool      // it is NVIDIA's DRA driver
 	Client               bool      // it is no operand, and keeps the driver's library open
+	PassesCordon         bool      // a pod in its place would tolerate a cordon, as those of DaemonSets do, and not the fence's taint
 	Replaced             bool      // a pod in its place would need claims of its own, which get none of its devices while these are closed
 }
 
@@ -200,8 +202,8 @@ func open(seen Observed, want Desired, parks bool) []Step {
 	if steps := openUnfenced(seen, want, parks); steps != nil {
 		return steps
 	}
-	seen.Journal.Pending, seen.Fenced = true, true
-	return append([]Step{{Kind: Fence}}, giveBack(seen, want, parks)...)
+	seen.Journal.Pending, seen.Fenced = true, !seen.ByClaims
+	return append([]Step{{Kind: Fence, CordonOnly: seen.ByClaims}}, giveBack(seen, want, parks)...)
 }
 
 // openUnfenced returns nil if the node needs a fence.
@@ -263,7 +265,7 @@ func carryOut(seen Observed, want Desired, changes []change, sharing sharingChan
 	d := disruptionOf(seen, want, changes, sharing)
 	steps := prepare(seen, changes, d)
 	seen.Slot.Has = seen.Slot.Has || d.needsSlot(seen)
-	seen.Fenced = seen.Fenced || d.fences(seen)
+	seen.Fenced = seen.Fenced && !d.readmits(seen) || d.fences(seen) && d.taints(seen)
 	seen.Journal.Pending = true
 	if len(changes) > 0 {
 		steps = append(steps, endMPS(&seen, want, sharing)...)
@@ -347,8 +349,10 @@ func prepare(seen Observed, changes []change, d disruption) []Step {
 		steps = append(steps, closeFirst(seen, changes, &d)...)
 	}
 	switch {
+	case d.readmits(seen):
+		steps = append(steps, Step{Kind: ResumeOperands, ByClaims: true})
 	case d.fences(seen):
-		steps = append(steps, Step{Kind: Fence})
+		steps = append(steps, Step{Kind: Fence, CordonOnly: !d.taints(seen)})
 	case incomplete(seen, changes, d):
 		steps = append(steps, Step{Kind: Record})
 	}
@@ -359,8 +363,14 @@ func prepare(seen Observed, changes []change, d disruption) []Step {
 		steps = append(steps, pause(seen)...)
 	}
 	// The plugin and other clients keep the library open, and the driver resets no GPU that a client has open.
-	if away := slices.Concat(pausable(seen.Operands), seen.Clients); d.changesMode && len(away) > 0 {
-		steps = append(steps, Step{Kind: PauseOperands, Pods: away})
+	away := [][]Pod{slices.Concat(pausable(seen.Operands), seen.Clients)}
+	if seen.ByClaims { // a client with claims ends only while the driver of its claims runs
+		away = [][]Pod{seen.Clients, pausable(seen.Operands)}
+	}
+	for _, pods := range away {
+		if d.changesMode && len(pods) > 0 {
+			steps = append(steps, Step{Kind: PauseOperands, Pods: pods})
+		}
 	}
 	for _, u := range d.stops {
 		steps = append(steps, Step{Kind: StopUnits, Unit: u})
@@ -393,6 +403,7 @@ func closeFirst(seen Observed, changes []change, d *disruption) []Step {
 // disruption is what the changes take from pods and from the host.
 type disruption struct {
 	takesAway, changesMode, heals bool
+	touches                       bool // a GPU changes
 	sharing                       sharingChange
 	holders                       []Pod    // pods that have to leave
 	stops                         []string // units that have to stop
@@ -400,7 +411,7 @@ type disruption struct {
 }
 
 func disruptionOf(seen Observed, want Desired, changes []change, sharing sharingChange) disruption {
-	d := disruption{sharing: sharing}
+	d := disruption{sharing: sharing, touches: len(changes) > 0}
 	taken := map[string]bool{}
 	resets := false
 	for _, c := range changes {
@@ -470,10 +481,38 @@ func unitsInTheWay(units []Unit, resets, takesAway bool) []string {
 // plugin advertises, before the agent has verified that. On a node that has just been registered every change needs the fence. The startup taint
 // keeps the device plugin away, the agent needs the plugin to verify the capacity, and the fence replaces that taint.
 func (d disruption) fences(seen Observed) bool {
-	if seen.Journal.Pending && seen.Fenced && !seen.Breached {
+	behind := seen.Fenced || seen.Journal.Cordoned && seen.Cordoned && !d.taints(seen)
+	if seen.Journal.Pending && behind && !seen.Breached {
 		return false
 	}
-	return seen.Startup || d.sharing.shrinks || d.takesAway || len(d.holders) > 0
+	return seen.Startup || d.sharing.shrinks || d.takesAway || len(d.holders) > 0 || seen.ByClaims && seen.Journal.Cordoned && d.touches
+}
+
+// taints reports whether the fence needs its taint, which keeps away even pods that tolerate a cordon, as those of DaemonSets do. A device plugin has to stay
+// away while its GPUs change. NVIDIA's DRA driver has to be able to start at any time: kubelet ends no pod with claims without it. So with that driver the
+// fence has the taint only to keep away successors of pods that leave, or what keeps the library open.
+func (d disruption) taints(seen Observed) bool {
+	if !seen.ByClaims {
+		return true
+	}
+	passes := func(p Pod) bool { return p.PassesCordon }
+	return !seen.lacksDriver() && (slices.ContainsFunc(d.holders, passes) ||
+		d.changesMode && (slices.ContainsFunc(seen.Clients, passes) || len(pausable(seen.Operands)) > 0))
+}
+
+// readmits reports whether the taint has to go in the middle of a change, since NVIDIA's DRA driver is not there. The exception is a driver that the agent
+// itself keeps away while a mode changes, once no pod has to leave any more.
+func (d disruption) readmits(seen Observed) bool {
+	if !seen.Journal.Pending || !seen.Fenced || !seen.ByClaims || !seen.lacksDriver() {
+		return false
+	}
+	leaves := len(d.holders)+len(seen.Clients) > 0 || d.takesAway && len(pause(seen)) > 0
+	return leaves || !d.changesMode
+}
+
+// lacksDriver reports whether no pod of NVIDIA's DRA driver is on the node, or one that is ending.
+func (seen Observed) lacksDriver() bool {
+	return !slices.ContainsFunc(seen.Operands, func(o Operand) bool { return !o.Ending })
 }
 
 // needsSlot reports whether the change makes the node unavailable, and needs a slot of the pool for that. A node that has just been

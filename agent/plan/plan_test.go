@@ -80,20 +80,21 @@ func text(steps []plan.Step, err error) string {
 //	pod web/a on 0/1g.10gb@0
 //	pod web/b on anything
 //	pod web/d on 0/3g.40gb@4/1c@2
-//	plugin kube-system/p stale returns by-label outdated late
+//	plugin kube-system/p stale returns stays by-label outdated late ending
 //	operand dcgm paused pods=gpu-operator/dcgm-1
-//	client monitoring/exporter
+//	client monitoring/exporter passes-cordon
 //	unit nvsm.service active holds ending starting
 //	reboots no-reset-0 suspected-1 in-vain delegate asked=us others=web/a,web/b
 //	pod web/c on 0 as nvidia.com/gpu::2 withdrawn ending
 //	pod web/e on 0 replaced
+//	pod web/f on 0 passes-cordon
 //	closable 0 1
 //	closed gpu-0
 //	config nvidia.com/gpu=4 reloaded needs-reload noted set foretold
 //	config unknown
 //	keys
 //	cdi /var/run/cdi/nvidia.yaml
-//	journal fenced closes parked agreed=2 other unverified undo startup returned breached persistent mps paused=dcgm stopped=nvsm.service orphaned
+//	journal fenced cordoned by-claims closes parked agreed=2 other unverified undo startup returned breached persistent mps paused=dcgm stopped=nvsm.service orphaned
 func parseSeen(t *testing.T, text string) plan.Observed {
 	t.Helper()
 	var seen plan.Observed
@@ -113,13 +114,14 @@ func parseSeen(t *testing.T, text string) plan.Observed {
 			seen.Operands = append(seen.Operands, plan.Operand{
 				Pod: pod(words[1]), Stale: slices.Contains(words, "stale"), Returns: slices.Contains(words, "returns"),
 				ByLabel: slices.Contains(words, "by-label"), Outdated: slices.Contains(words, "outdated"),
-				Late: slices.Contains(words, "late"),
+				Late: slices.Contains(words, "late"), Stays: slices.Contains(words, "stays"),
 			})
+			seen.Operands[len(seen.Operands)-1].Ending = slices.Contains(words, "ending")
 		case "operand":
 			seen.Pauses = append(seen.Pauses, parsePause(words[1:]))
 		case "client":
 			client := pod(words[1])
-			client.Client = true
+			client.Client, client.PassesCordon = true, slices.Contains(words, "passes-cordon")
 			seen.Clients = append(seen.Clients, client)
 		case "unit":
 			seen.Units = append(seen.Units, plan.Unit{
@@ -351,6 +353,7 @@ func parsePod(words []string) plan.Pod {
 	p := pod(words[0])
 	p.Known = words[2] != "anything"
 	p.Withdrawn, p.Ending, p.Replaced = slices.Contains(words, "withdrawn"), slices.Contains(words, "ending"), slices.Contains(words, "replaced")
+	p.PassesCordon = slices.Contains(words, "passes-cordon")
 	if p.Known {
 		p.Devices = []string{device(words[2])}
 	}
@@ -384,7 +387,7 @@ func parseJournal(t *testing.T, words []string, seen *plan.Observed) {
 	for i := range seen.Operands {
 		seen.Operands[i].Pod.Driver = seen.ByClaims
 	}
-	seen.Fenced = slices.Contains(words, "fenced")
+	seen.Fenced, seen.Cordoned = slices.Contains(words, "fenced"), slices.Contains(words, "cordoned")
 	seen.Startup = slices.Contains(words, "startup")
 	seen.Returned = slices.Contains(words, "returned")
 	seen.Breached = slices.Contains(words, "breached")

@@ -23,6 +23,8 @@ type Step struct {
 	Unit     string      // of StopUnits and StartUnits
 	Config   string      // of WriteSharing: names the config
 	ByClaims bool        // of ResumeOperands: NVIDIA's DRA driver comes back, and not a device plugin
+	// CordonOnly is of Fence: it sets no taint.
+	CordonOnly bool
 }
 
 // Traits are those of the step's kind. A kind without a row has none.
@@ -67,6 +69,13 @@ func (s Step) pause() string {
 	default:
 		return "pause " + plugins(operands) + "; clients of the driver " + names(clients)
 	}
+}
+
+func (s Step) fence() string {
+	if s.CordonOnly {
+		return "fence: journal, cordon"
+	}
+	return "fence: journal, cordon, taint"
 }
 
 func (s Step) resume() string {

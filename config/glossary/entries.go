@@ -130,7 +130,7 @@ var metrics = Groups{
 		{Name: "gpuslice_phase_seconds_total", Means: "the time in each phase since the agent started", Labels: []string{"phase"}},
 		{Name: "gpuslice_blocked_seconds_total", Means: "how long changes were blocked, for example by a window, a slot or a disruption budget, or for good", Labels: []string{"reason"}},
 		{Name: "gpuslice_blocks_total", Means: "how often a change was blocked; with gpuslice_blocked_seconds_total it gives the mean wait, for example for a slot", Labels: []string{"reason"}},
-		{Name: "gpuslice_node_fenced", Means: "1 while the agent's taint keeps new pods off the node"},
+		{Name: "gpuslice_node_fenced", Means: "1 while a change keeps new pods off the node, by the agent's taint or a cordon"},
 		{Name: "gpuslice_steps_total", Means: "the number of steps by their result: done, waiting, failed", Labels: []string{"kind", "result"}},
 		{Name: "gpuslice_evictions_total", Means: "the number of pods that had to leave: evicted, or deleted after their deadline; overdue ones stayed", Labels: []string{"result"}},
 		{Name: "gpuslice_recoveries_total", Means: "how often an agent has taken over: an interrupted change, leftovers without a journal, a strange_journal", Labels: []string{"cause"}},

@@ -90,6 +90,16 @@ func (f Fence) Raise(node *corev1.Node, journal string, spent ...string) ([]byte
 	return p.bytes()
 }
 
+// Cordon is Raise that sets no taint, and leaves one that is there.
+func (f Fence) Cordon(node *corev1.Node, journal string, spent ...string) ([]byte, error) {
+	p, err := f.recording(node, journal, spent)
+	if err != nil {
+		return nil, fmt.Errorf("fencing node %s: %w", node.Name, err)
+	}
+	p.cordon(node)
+	return p.bytes()
+}
+
 // Record writes the journal without a fence: for a change that evicts no pod yet, or to amend a journal. It must not be empty.
 func (f Fence) Record(node *corev1.Node, journal string, spent ...string) ([]byte, error) {
 	p, err := f.recording(node, journal, spent)

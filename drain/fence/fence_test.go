@@ -50,6 +50,7 @@ func annotated(key, value string) func(*corev1.Node) {
 }
 
 func raise(n *corev1.Node) ([]byte, error)       { return theFence.Raise(n, "J") }
+func cordon(n *corev1.Node) ([]byte, error)      { return theFence.Cordon(n, "J") }
 func record(n *corev1.Node) ([]byte, error)      { return theFence.Record(n, "J") }
 func lift(n *corev1.Node) ([]byte, error)        { return theFence.Lift(n, true) }
 func liftUnready(n *corev1.Node) ([]byte, error) { return theFence.LiftUnready(n, true, startupTaint) }
@@ -84,6 +85,14 @@ func TestFencePatchesAreGuardedAndTouchOnlyWhatIsOurs(t *testing.T) {
 			"raises journal, cordon and taint in one patch", node(), raise,
 			`{"metadata":{` + guard + `,"annotations":{"example.io/journal":"J"}},` +
 				`"spec":{"taints":[{"key":"example.io/repartitioning","effect":"NoSchedule"}],"unschedulable":true}}`,
+		},
+		{
+			"cordons without the taint", node(tainted(foreignTaint)), cordon,
+			`{"metadata":{` + guard + `,"annotations":{"example.io/journal":"J"}},"spec":{"unschedulable":true}}`,
+		},
+		{
+			"leaves the taint that stands when it cordons", node(tainted(theFence.Taint)), cordon,
+			`{"metadata":{` + guard + `,"annotations":{"example.io/journal":"J"}},"spec":{"unschedulable":true}}`,
 		},
 		{
 			"keeps foreign taints when it raises", node(tainted(foreignTaint)), raise,

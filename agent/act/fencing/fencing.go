@@ -79,7 +79,11 @@ func (f *Fencing) Raise(ctx context.Context, in act.Input) error {
 	j.Cordoned, j.Closed, j.WasUnschedulable = true, nil, in.Seen.ForeignCordon()
 	j.RecordStartup(in.Seen.Marks.Startup)
 	if _, err := f.Journal.Write(ctx, in.Seen.Writing(in.Want, plan.Fence), *j, func(node *corev1.Node, text string) ([]byte, error) {
-		return f.Fence.Keeps(j.Kept, cordonReason(j)).Raise(node, text, spentAnnotations(*j)...)
+		f := f.Fence.Keeps(j.Kept, cordonReason(j))
+		if in.Step().CordonOnly {
+			return f.Cordon(node, text, spentAnnotations(*j)...)
+		}
+		return f.Raise(node, text, spentAnnotations(*j)...)
 	}); err != nil {
 		return err
 	}

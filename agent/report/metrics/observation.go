@@ -56,7 +56,8 @@ var observationDescs = []*prometheus.Desc{descFenced, descRequest, descInstances
 
 // Observed notes what a pass has observed, and, if that is complete, the desired state.
 func (m *Metrics) Observed(seen *state.Observed, want state.Desired) {
-	fenced := seen.Marks.Fenced // known even if the driver does not answer
+	// It is known even if the driver does not answer. A fence may be a cordon alone.
+	fenced := seen.Marks.Fenced || seen.Journal != nil && seen.Journal.Cordoned && seen.Node.Spec.Unschedulable
 	m.mu.Lock()
 	m.fenced = &fenced
 	m.mu.Unlock()

@@ -256,7 +256,7 @@ func (j *Journal) Describe() string {
 	case j.Cordoned && j.WasUnschedulable:
 		restores = append(restores, "the taint "+config.TaintRepartitioning+" (it was cordoned before)")
 	case j.Cordoned:
-		restores = append(restores, "cordon and taint "+config.TaintRepartitioning)
+		restores = append(restores, "cordon, and taint "+config.TaintRepartitioning+" if it is there")
 	}
 	if len(j.Closed) > 0 {
 		restores = append(restores, "claims of the devices "+strings.Join(j.Closed, ", "))

@@ -21,7 +21,7 @@ func TestTheSummaryOfAJournalSaysWhatIsToBeRestored(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	const want = "change to all-1g.10gb since 2000-01-01T00:00:00Z; to restore: cordon and taint gpuslice.io/repartitioning; " +
+	const want = "change to all-1g.10gb since 2000-01-01T00:00:00Z; to restore: cordon, and taint gpuslice.io/repartitioning if it is there; " +
 		"label nvidia.com/gpu.deploy.dcgm=true; start of nvidia-dcgm.service; geometry of 1 GPU if it fails"
 	if got := j.Describe(); got != want {
 		t.Errorf("summary:\n%s\nwant\n%s", got, want)

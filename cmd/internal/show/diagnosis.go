@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/duration"
 
 	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/config/sanitize"
 )
 
@@ -169,6 +170,8 @@ func (d diagnosis) pendingRestore(p *page) []string {
 	switch {
 	case o.Cordon && o.WasCordoned:
 		out = append(out, "taint; the node was cordoned before")
+	case o.Cordon && !slices.ContainsFunc(d.Taints, func(t api.TaintSeen) bool { return t.Key == config.TaintRepartitioning }):
+		out = append(out, "cordon")
 	case o.Cordon:
 		out = append(out, "cordon and taint")
 	}
