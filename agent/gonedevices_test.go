@@ -488,9 +488,9 @@ func TestPodsThatHaveClaimsOutlastTheDRADriver(t *testing.T) {
 				calls, fences := w.countChanges(nil), w.recordCordons()
 				w.noPlugin = !plugin
 				w.spend(10 * time.Minute)
-				words := []string{"start NVIDIA's DRA driver on this node again, or end the pods that have claims: team/of-0"}
+				words := []string{"start NVIDIA's DRA driver on this node again: without it no pod that has claims can end: team/of-0", "kubectl get daemonsets -A"}
 				if plugin {
-					words = []string{"end the pods that have claims: team/of-0", "NVIDIA's device plugin (pod kube-system/plugin-"}
+					words = []string{"start NVIDIA's DRA driver on this node again, and end the pods that have claims, which cannot end without it: team/of-0", "NVIDIA's device plugin (pod kube-system/plugin-"}
 				}
 				w.expectRefused(config.ReasonForeignOwner, words...)
 				w.label("all-balanced")

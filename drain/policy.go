@@ -41,8 +41,10 @@ type Policy struct {
 
 	// KubeletSilent is why kubelet will not end a pod: "node gpu-1 is not Ready since 03:12Z". Empty while kubelet works.
 	KubeletSilent string
-	// ClaimDriverAway says that holders.ClaimDriver does not run on the node. Without it kubelet ends no pod that has a claim of it.
-	ClaimDriverAway bool
+	// ClaimDriverAway says why holders.ClaimDriver does not run on the node; empty if it does. Without it kubelet ends no pod that has a claim of it.
+	ClaimDriverAway string
+	// Keeps is the key of the fence's taint while the node has it; empty otherwise. Pods of DaemonSets that do not tolerate it cannot start.
+	Keeps string
 }
 
 // Choice says whether certain pods are refused, and names the field of the settings: "drain.emptyDir".

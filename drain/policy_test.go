@@ -586,13 +586,18 @@ func TestATerminatingPodSaysWhatKeepsIt(t *testing.T) {
 	final := func(p *holders.Pod) { p.Finalizers = []string{"example.io/wait", "batch.kubernetes.io/job-tracking"} }
 	gpus := func(p *holders.Pod) { p.DeviceClaims = []string{"gpu-a", "gpu-b"} }
 	const driverAway = "; its containers have ended, but kubelet cannot release its resource claims (gpu-a, gpu-b): " +
-		"their DRA driver gpu.nvidia.com does not run on this node; start it"
+		"their DRA driver gpu.nvidia.com does not run on this node: no pod of it is on the node"
 
 	for name, c := range map[string]struct {
 		pod    holders.Pod
 		silent string
 		want   string
 	}{
+		"its volumes are being unmounted behind the taint": {
+			end(-2*time.Minute, claims, func(p *holders.Pod) { p.Name = "tainted" }), "",
+			"terminating, its grace ended at 11:58:00Z; its containers have ended, and kubelet is still unmounting its volumes (claims data-0, cache), see kubelet's log; " +
+				"a CSI driver whose pod has gone from this node has to tolerate the taint example.io/fence",
+		},
 		"no time is known":       {end(0, func(p *holders.Pod) { p.Running = []string{"main"} }), "", "terminating, its grace ended at 12:00:00Z"},
 		"it has some grace left": {end(30*time.Second, runs("main"), final), "", "terminating, its grace ends at 12:00:30Z"},
 		"its grace ends tomorrow": {
@@ -641,7 +646,10 @@ func TestATerminatingPodSaysWhatKeepsIt(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := newServer()
 			e, _ := s.evictor()
-			policy := drain.Policy{KubeletSilent: c.silent, ClaimDriverAway: true}
+			policy := drain.Policy{KubeletSilent: c.silent, ClaimDriverAway: "no pod of it is on the node"}
+			if c.pod.Name == "tainted" {
+				policy.Keeps = "example.io/fence"
+			}
 			for _, got := range [][]drain.Verdict{
 				e.Evict(t.Context(), []holders.Pod{c.pod}, policy, noon.Add(-time.Hour)),
 				e.DryRun(t.Context(), []holders.Pod{c.pod}, policy),

@@ -46,13 +46,16 @@ func (r *round) whatKeeps(pod holders.Pod) string {
 	case n > 1:
 		causes = append(causes, fmt.Sprintf("containers %s still run: the container runtime or the kernel does not end them, see kubelet's log",
 			strings.Join(pod.Running, ", ")))
-	case len(pod.DeviceClaims) > 0 && r.policy.ClaimDriverAway:
+	case len(pod.DeviceClaims) > 0 && r.policy.ClaimDriverAway != "":
 		causes = append(causes, fmt.Sprintf("its containers have ended, but kubelet cannot release its resource claims (%s): their DRA driver %s "+
-			"does not run on this node; start it", strings.Join(pod.DeviceClaims, ", "), holders.ClaimDriver))
+			"does not run on this node: %s", strings.Join(pod.DeviceClaims, ", "), holders.ClaimDriver, r.policy.ClaimDriverAway))
 	case len(pod.Finalizers) > 0:
 	case len(pod.Claims) > 0:
-		causes = append(causes, fmt.Sprintf("its containers have ended, and kubelet is still unmounting its volumes (claims %s), see kubelet's log",
-			strings.Join(pod.Claims, ", ")))
+		text := fmt.Sprintf("its containers have ended, and kubelet is still unmounting its volumes (claims %s), see kubelet's log", strings.Join(pod.Claims, ", "))
+		if r.policy.Keeps != "" {
+			text += "; a CSI driver whose pod has gone from this node has to tolerate the taint " + r.policy.Keeps
+		}
+		causes = append(causes, text)
 	default:
 		causes = append(causes, "its containers have ended, and kubelet is still cleaning up, see kubelet's log")
 	}

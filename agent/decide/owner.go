@@ -71,7 +71,7 @@ func unclear(seen *state.Observed) error {
 func bothAllocate(owner state.Owner) (do, twice string) {
 	do, twice = "keep one of them off this node, by the node selector of its DaemonSet", "both allocate"
 	if owner.Claimants != "" { // the driver has left the node
-		do, twice = "end the pods that have claims: "+owner.Claimants, "have both allocated"
+		do, twice = "start NVIDIA's DRA driver on this node again, and end the pods that have claims, which cannot end without it: "+owner.Claimants, "have both allocated"
 	}
 	return do, fmt.Sprintf("%s and %s %s %s, so two pods may get the same device; NVIDIA supports one or the other on a node; the agent changes nothing until then",
 		cmp.Or(owner.Plugin, "what offers GPUs to kubelet"), owner.Driver, twice, cmp.Or(owner.Evidence, "GPUs of this node"))
@@ -86,7 +86,7 @@ func awaitDriver(seen *state.Observed) error {
 			offer.AdviceOn(owner), outcome.Moment(owner.Since), owner.Evidence))
 	}
 	if owner.Left <= 0 {
-		return foreign(fmt.Sprintf("see the log of %s, or remove it from this node: it has advertised no GPU since %s (%s); until it does, the agent cannot tell who may cut the GPUs, and changes nothing",
+		return foreign(fmt.Sprintf("see the log of %s, or delete its pod, so that its DaemonSet starts another: it has advertised no GPU since %s (%s); until it does, the agent cannot tell who may cut the GPUs, and changes nothing",
 			owner.Driver, outcome.Moment(owner.Since), owner.Evidence))
 	}
 	wait := &outcome.Waiting{

@@ -171,7 +171,7 @@ func AdviceOn(owner state.Owner) string {
 	case owner.PodGone:
 		return "start NVIDIA's DRA driver on this node again: its ResourceSlices are here, and no pod of it"
 	case owner.Claimants != "":
-		return "start NVIDIA's DRA driver on this node again, or end the pods that have claims: " + owner.Claimants
+		return "start NVIDIA's DRA driver on this node again: without it no pod that has claims can end: " + owner.Claimants
 	default:
 		return "see the log of " + owner.Driver
 	}
@@ -223,7 +223,7 @@ func (d driver) Missing(*state.DesiredPlugin, config.MIGStrategy) (missing []str
 	case slicesUnknown(d.seen) != nil:
 		return []string{slicesUnknown(d.seen).Error()}, nil
 	case !DriverRuns(d.seen): // its slices outlast it by half a minute
-		return []string{"NVIDIA's DRA driver does not run on this node"}, nil
+		return []string{"NVIDIA's DRA driver does not run on this node: " + DriverAway(d.seen)}, nil
 	}
 	if missing = d.disagreements(); len(missing) > 0 {
 		return missing, nil
@@ -319,7 +319,11 @@ func slicesUnknown(seen *state.Observed) error {
 	case seen.DRA.Err != nil:
 		return fmt.Errorf("the ResourceSlices of NVIDIA's DRA driver cannot be read: %w", seen.DRA.Err)
 	case !seen.DRA.Complete:
-		return errors.New("NVIDIA's DRA driver has not published all of its ResourceSlices for this node")
+		text := "NVIDIA's DRA driver has not published all of its ResourceSlices for this node"
+		if away := DriverAway(seen); away != "" {
+			text += ": " + away
+		}
+		return errors.New(text)
 	default:
 		return nil
 	}

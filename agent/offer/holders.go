@@ -27,6 +27,52 @@ func DriverRuns(seen *state.Observed) bool {
 	return slices.ContainsFunc(driverPods(seen.Pods), func(p *corev1.Pod) bool { return p.Status.Phase == corev1.PodRunning })
 }
 
+// daemonsTolerate are the taints that each pod of a DaemonSet tolerates.
+var daemonsTolerate = []corev1.Toleration{
+	{Key: corev1.TaintNodeNotReady, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoExecute},
+	{Key: corev1.TaintNodeUnreachable, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoExecute},
+	{Key: corev1.TaintNodeUnschedulable, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoSchedule},
+	{Key: corev1.TaintNodeDiskPressure, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoSchedule},
+	{Key: corev1.TaintNodeMemoryPressure, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoSchedule},
+	{Key: corev1.TaintNodePIDPressure, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoSchedule},
+}
+
+// DriverAway says why NVIDIA's DRA driver does not run on the node, as far as that shows; empty if it runs.
+func DriverAway(seen *state.Observed) string {
+	if drivers := driverPods(seen.Pods); len(drivers) > 0 {
+		stopped := func(c corev1.ContainerStatus) bool { return c.Name == driverContainer && c.State.Running == nil }
+		if status := drivers[0].Status; status.Phase == corev1.PodRunning && !slices.ContainsFunc(status.ContainerStatuses, stopped) {
+			return ""
+		}
+		return podText(drivers[0]) + ", " + lastState(drivers[0])
+	}
+	taints := taintsOnDaemons(seen.Node)
+	if len(taints) == 0 {
+		return noDriverPod + ", and no taint keeps one away: kubectl get daemonsets -A shows whether its DaemonSet is there and selects the node"
+	}
+	return noDriverPod + "; unless its DaemonSet tolerates them, taints of the node keep it away: " + sanitize.Names(taints)
+}
+
+const noDriverPod = "no pod of it is on the node"
+
+// taintsOnDaemons names the taints of the node that pods of DaemonSets do not tolerate by themselves, gpuslice's first.
+func taintsOnDaemons(node *corev1.Node) []string {
+	if node == nil {
+		return nil
+	}
+	var ours, others []string
+	for _, t := range node.Spec.Taints {
+		switch text := sanitize.Cut(t.ToString(), longestID); {
+		case t.Effect == corev1.TaintEffectPreferNoSchedule || holders.Tolerates(daemonsTolerate, t):
+		case slices.Contains([]string{config.TaintRepartitioning, config.TaintGPUUnhealthy, config.TaintNotReady}, t.Key):
+			ours = append(ours, text)
+		default:
+			others = append(others, text)
+		}
+	}
+	return append(ours, others...)
+}
+
 // HoldersUnknown returns why the agent cannot know which pods and processes hold a device; nil if it can.
 func HoldersUnknown(seen *state.Observed) (config.Reason, error) {
 	switch {

@@ -160,7 +160,7 @@ func whyNothingOffered(s *state.Observed, drivers []*corev1.Pod) string {
 	if s.DRA.Err != nil {
 		return "its ResourceSlices cannot be read: " + sanitize.Cut(s.DRA.Err.Error(), longestOfPod)
 	}
-	state := "no pod of it is on the node"
+	state := DriverAway(s)
 	if len(drivers) > 0 {
 		state = lastState(drivers[0])
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/agent/state/capacity"
 	"github.com/gpuslice/gpuslice/agent/state/journal"
+	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain/holders"
 	"github.com/gpuslice/gpuslice/nvml"
 )
@@ -311,6 +312,55 @@ func TestTheDRADriverIsKnownByWhatItRuns(t *testing.T) {
 		}
 		if got := offer.NamesDriver(row.pod); got != row.names {
 			t.Errorf("%s: the pod names the driver: %t, want %t", name, got, row.names)
+		}
+	}
+}
+
+// A DaemonSet tolerates some taints of the control plane; any other may keep the driver's pod away.
+func TestWhatKeepsTheDRADriverAwayIsNamed(t *testing.T) {
+	t.Parallel()
+	taint := func(key, value string, effect corev1.TaintEffect) corev1.Taint {
+		return corev1.Taint{Key: key, Value: value, Effect: effect}
+	}
+	gpus := func(state corev1.ContainerState) func(*corev1.Pod) {
+		return func(p *corev1.Pod) {
+			p.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "gpus", State: state}}
+		}
+	}
+	running := corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}
+	for name, row := range map[string]struct {
+		pods   []corev1.Pod
+		taints []corev1.Taint
+		want   string
+	}{
+		"it runs": {[]corev1.Pod{draPod(gpus(running))}, nil, ""},
+		"its container waits": {
+			[]corev1.Pod{draPod(gpus(corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "ImagePullBackOff"}}))},
+			nil,
+			"pod dra/driver-1, its container gpus waits (ImagePullBackOff)",
+		},
+		"its pod is pending": {[]corev1.Pod{draPod(func(p *corev1.Pod) { p.Status.Phase = corev1.PodPending })}, nil, "pod dra/driver-1, its pod is Pending"},
+		"no taint": {
+			nil,
+			[]corev1.Taint{
+				taint(corev1.TaintNodeUnschedulable, "", corev1.TaintEffectNoSchedule), taint(corev1.TaintNodeDiskPressure, "", corev1.TaintEffectNoSchedule),
+				taint("soft", "", corev1.TaintEffectPreferNoSchedule),
+			},
+			"no pod of it is on the node, and no taint keeps one away: kubectl get daemonsets -A shows whether its DaemonSet is there and selects the node",
+		},
+		"ours and another": {
+			nil,
+			[]corev1.Taint{
+				taint("team", "a", corev1.TaintEffectNoExecute), taint(config.TaintGPUUnhealthy, "critical", corev1.TaintEffectNoSchedule), state.FenceTaint(),
+				taint(strings.Repeat("k", 253), strings.Repeat("v", 63), corev1.TaintEffectNoSchedule),
+			},
+			"no pod of it is on the node; unless its DaemonSet tolerates them, taints of the node keep it away: " +
+				"gpuslice.io/gpu-unhealthy=critical:NoSchedule, gpuslice.io/repartitioning:NoSchedule, team=a:NoExecute and 1 more",
+		},
+	} {
+		got := offer.DriverAway(&state.Observed{Pods: row.pods, Node: &corev1.Node{Spec: corev1.NodeSpec{Taints: row.taints}}})
+		if !strings.HasPrefix(got, row.want) || row.want == "" && got != "" || len(got) > 400 {
+			t.Errorf("%s: %q, want %q", name, got, row.want)
 		}
 	}
 }

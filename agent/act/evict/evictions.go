@@ -231,7 +231,10 @@ func (e *Evictions) policy(seen *state.Observed, step plan.Step, want state.Desi
 	if seen.Kubelet.Err != nil {
 		p.KubeletSilent = seen.Kubelet.Err.Error()
 	}
-	p.ClaimDriverAway = !offer.DriverRuns(seen)
+	p.ClaimDriverAway = offer.DriverAway(seen)
+	if seen.Marks.Fenced {
+		p.Keeps = config.TaintRepartitioning
+	}
 	return p
 }
 

@@ -293,10 +293,10 @@ func (e *Evidence) overstays(p holders.Pod) bool {
 func (e *Evidence) overstaying(p holders.Pod, f api.Finding) api.Finding {
 	f.Cause = api.CausePodKeepsTerminating
 	f.You, f.Command = "see what keeps it", fmt.Sprintf("kubectl describe pod -n %s %s", p.Namespace, p.Name)
-	switch {
-	case slices.Contains(p.Sources, holders.SourceClaim) && len(p.Running) == 0 && !offer.DriverRuns(e.Observed):
+	switch away := offer.DriverAway(e.Observed); {
+	case slices.Contains(p.Sources, holders.SourceClaim) && len(p.Running) == 0 && away != "":
 		f.Cause = api.CauseClaimDriverGone
-		f.You = "start NVIDIA's DRA driver on this node again: without it kubelet cannot unprepare the pod's claims" + named(p.DeviceClaims)
+		f.You = "start NVIDIA's DRA driver on this node again: without it kubelet cannot unprepare the pod's claims" + named(p.DeviceClaims) + "; " + away
 		f.Command = "kubectl get pods -A --field-selector spec.nodeName=" + e.Node.Name + " | grep dra"
 	case len(p.Finalizers) > 0:
 		f.You = "find out why the finalizers " + strings.Join(p.Finalizers, ", ") + " are still there, and remove them only if what they guard is done"

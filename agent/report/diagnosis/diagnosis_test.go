@@ -624,7 +624,7 @@ func TestTheCauseAndWhoHasToAct(t *testing.T) {
 			}},
 			[]api.Cause{api.CauseCapacityMissing},
 			api.VerdictFree,
-			[]string{`"you":"start NVIDIA's DRA driver on this node again, or end the pods that have claims: team/trainer"`},
+			[]string{`"you":"start NVIDIA's DRA driver on this node again: without it no pod that has claims can end: team/trainer"`},
 			"",
 		},
 		"capacity without a plugin": {
