@@ -18,6 +18,7 @@ func TestThePlanIsDrawnAndWhatIsToBeBuiltIsSaidBeforeAnythingIsBuilt(t *testing.
 	t.Setenv("XDG_CACHE_HOME", t.TempDir())                                                 // nothing is built yet
 	t.Setenv(binaries.KubeBin, t.TempDir())                                                 // has no programs, so that the first build is an error
 	for dra, offerer := range map[bool]string{false: "device plugin", true: "DRA driver"} { // of the two, the one that runs
+		starts := map[bool]string{false: "ResumeOperands", true: "RestartOperands"}[dra]
 		var said bytes.Buffer
 		err := options{config: "all-balanced", dra: dra}.show(t.Context(), newScreen(&said))
 		if err == nil || !strings.Contains(err.Error(), binaries.KubeBin) {
@@ -25,7 +26,7 @@ func TestThePlanIsDrawnAndWhatIsToBeBuiltIsSaidBeforeAnythingIsBuilt(t *testing.
 		}
 		rest := said.String()
 		for _, next := range []string{
-			"== The plan: what nvidia.com/mig.config=all-balanced will do to gpu-1", "now  GPU 0-7", "then GPU 0-7", "3g.40gb", "8 × SetMode",
+			"== The plan: what nvidia.com/mig.config=all-balanced will do to gpu-1", "now  GPU 0-7", "then GPU 0-7", "3g.40gb", "8 × SetMode", starts, "VerifyCapacity",
 			"== Building what is missing", "to be built, once: NVIDIA's " + offerer + " v", "; about ", "minute",
 		} {
 			_, after, found := strings.Cut(rest, next)

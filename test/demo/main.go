@@ -54,7 +54,7 @@ func (o options) show(ctx context.Context, out *screen) error {
 	}
 	out.title("gpuslice: eight simulated H100s, a real control plane, NVIDIA's own " + o.offerer())
 	// An error in the config shows here, not after minutes of building.
-	if err := foresee(ctx, out, o.config); err != nil {
+	if err := foresee(ctx, out, o.config, o.dra); err != nil {
 		return err
 	}
 	out.section("Building what is missing")

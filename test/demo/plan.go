@@ -18,7 +18,7 @@ import (
 
 // foresee draws what the config does to the GPUs of the node, as "gpuslice-agent plan --offline" does it by the same code. It
 // needs no cluster and nothing that has to be built: people look at it while the rest is built.
-func foresee(ctx context.Context, out *screen, name string) (err error) {
+func foresee(ctx context.Context, out *screen, name string, dra bool) (err error) {
 	spec, err := gpusim.ParseSpec(fmt.Appendf(nil, hardware, gpus[mainNode]))
 	if err != nil {
 		return err
@@ -37,7 +37,7 @@ func foresee(ctx context.Context, out *screen, name string) (err error) {
 	if err != nil {
 		return fmt.Errorf("looking at the GPUs of the plan: %w", err)
 	}
-	p, err := preview.Offline{GPUs: before, Catalog: catalog.Merge(catalog.Generate(before), nil)}.Plan(config.LabelMIGConfig, name)
+	p, err := preview.Offline{GPUs: before, Catalog: catalog.Merge(catalog.Generate(before), nil), ByClaims: dra}.Plan(config.LabelMIGConfig, name)
 	if err != nil {
 		return fmt.Errorf("%s cannot be: %w", name, err)
 	}

@@ -105,6 +105,8 @@ type Offline struct {
 	GPUs    []nvml.GPU
 	Catalog catalog.Catalog
 	Plugin  map[string]catalog.PluginConfig // configs of the device plugin, by the key that a label would name
+
+	ByClaims bool // NVIDIA's DRA driver advertises the GPUs
 }
 
 // Plan plans the label's request without a cluster. Label and name are those of an Ask.
@@ -134,6 +136,9 @@ func (o Offline) Plan(label, name string) (Result, error) {
 	}
 	if want.Plugin != nil {
 		planned.Plugin = seen.PlannedPlugin(want.Plugin)
+	}
+	if o.ByClaims {
+		planned.ByClaims, planned.Operands = true, []plan.Operand{{Pod: plan.Pod{Driver: true}, Stays: true}}
 	}
 	p, err := Of(want.Planned(want.Targets), planned)
 	p.MIGStrategy, p.Beyond = offer.Of(seen).Strategy(config.MIGStrategyAuto, want.Plugin), want.MissingPositions
