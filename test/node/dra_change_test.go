@@ -25,6 +25,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/test/cluster/clustertest"
+	"github.com/gpuslice/gpuslice/test/cluster/kubelet"
 	"github.com/gpuslice/gpuslice/test/gpusim"
 	"github.com/gpuslice/gpuslice/test/node"
 )
@@ -310,6 +311,110 @@ func TestTheDRADriverIsAwayInAChange(t *testing.T) {
 		}
 		s.check(n, cut, evicted)
 	}
+}
+
+// Promise 5. Kubelet ends a pod with claims only while the driver runs, and its DaemonSet may replace the driver's pod at any time. So at each step of a
+// change the successor starts, and pods that take longer to end than the driver can end.
+func TestTheDRADriversPodIsReplacedAtEachStepOfAChange(t *testing.T) {
+	t.Parallel()
+	s := newClaimStage(t, "")
+	s.deletePod(s.namespace, s.leave[0].Name)
+	evicted := s.leave[1:]
+	s.run()
+	s.awaitReason(config.ReasonNotRequested)
+	deleted := func(options metav1.DeleteOptions) func() {
+		return func() {
+			for _, pod := range s.pods() {
+				if pod.Spec.Containers[0].Image != node.DRADriverImage || pod.DeletionTimestamp != nil {
+					continue
+				}
+				if err := s.client.CoreV1().Pods(pod.Namespace).Delete(t.Context(), pod.Name, options); err != nil && !apierrors.IsNotFound(err) {
+					t.Error(err)
+				}
+			}
+		}
+	}
+	for i, row := range []struct {
+		name string
+		does func()
+		most int // how often: kubelet waits ever longer before it starts a container again
+	}{
+		{"deleted, as in a roll-out", deleted(metav1.DeleteOptions{}), 1000},
+		{"deleted at once", deleted(metav1.DeleteOptions{GracePeriodSeconds: new(int64(0))}), 1000},
+		{"killed", func() {
+			if err := syscall.Kill(s.driverPID(), syscall.SIGKILL); err != nil {
+				t.Error(err)
+			}
+		}, 1},
+	} {
+		name, cut := "one", "7g.80gb@0"
+		if i%2 > 0 {
+			name = "three"
+		}
+		slow := s.slow(fmt.Sprintf("slow-%d", i))
+		s.awaitRunning(s.namespace, slow.Name)
+		evicted = append(evicted, slow)
+		s.label(config.LabelMIGConfig, name)
+		s.awaitStep("fence")
+		s.awaitPod(s.namespace, metav1.ListOptions{FieldSelector: "metadata.name=" + slow.Name}, func(p *corev1.Pod) bool { return p.DeletionTimestamp != nil })
+		began, times := time.Now(), 1
+		row.does()
+		n := s.atEachStep(name, func() {
+			if times < row.most {
+				times++
+				row.does()
+			}
+		})
+		t.Logf("%s %d times: done %s after", row.name, times, time.Since(began).Round(100*time.Millisecond))
+		if name == "three" {
+			cut = s.three()
+		}
+		s.check(n, cut, evicted)
+	}
+}
+
+// atEachStep does something after each step of the agent until the node has the config, and returns the node.
+func (s *claimStage) atEachStep(name string, do func()) *corev1.Node {
+	s.t.Helper()
+	arrived := make(chan *corev1.Node, 1)
+	ctx, cancel := context.WithTimeout(s.t.Context(), 2*patience)
+	defer cancel()
+	go func() {
+		n, ok := s.seek(ctx, s.verified(name)) //nolint:contextcheck // what it looks at has the test's context
+		if !ok {
+			s.t.Errorf("waiting for config %s: %v; the node says:\n%s", name, context.Cause(ctx), words(n))
+		}
+		arrived <- n
+	}()
+	for {
+		select {
+		case n := <-arrived:
+			return n
+		case step, runs := <-s.agents.running.steps:
+			if !runs {
+				s.t.Fatal("the agent ended by itself")
+			}
+			if !strings.HasPrefix(step, "release") {
+				do()
+			}
+		}
+	}
+}
+
+// slow makes a pod for a device of GPU 0 that takes twelve seconds to end.
+func (s *claimStage) slow(name string) *corev1.Pod {
+	s.t.Helper()
+	spec, template := s.podSpec(nil), "gpu-0"
+	spec.TerminationGracePeriodSeconds = new(int64(12))
+	spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "gpu", ResourceClaimTemplateName: &template}}
+	spec.Containers[0].Resources.Claims = []corev1.ResourceClaim{{Name: "gpu"}}
+	pod, err := s.client.CoreV1().Pods(s.namespace).Create(s.t.Context(), &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{kubelet.TerminationDelayAnnotation: "1h"}}, Spec: spec,
+	}, metav1.CreateOptions{})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return pod
 }
 
 // driverPID is the process of NVIDIA's DRA driver on the node.
