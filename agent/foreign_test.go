@@ -45,6 +45,16 @@ func (w *world) answered(changed time.Time) time.Duration {
 	return took
 }
 
+func (w *world) saysThatSomethingElseChangesGPU0() {
+	w.t.Helper()
+	c := w.condition()
+	for _, want := range []string{"GPU 0", "something else", "last at 2000-01-01", "kubectl label node gpu-1 nvidia.com/mig.config-"} {
+		if c.Status != corev1.ConditionFalse || c.Reason != string(config.ReasonStepHadNoEffect) || !strings.Contains(c.Message, want) {
+			w.t.Errorf("the node is %s, %s: %s; want %q in it", c.Status, c.Reason, c.Message, want)
+		}
+	}
+}
+
 func TestGPUsThatSomethingElseKeepsChangingAreCutEverLater(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -60,12 +70,7 @@ func TestGPUsThatSomethingElseKeepsChangingAreCutEverLater(t *testing.T) {
 			if i > 0 {
 				w.restart() // the pause is in the record
 				w.pass()
-				c := w.condition()
-				for _, want := range []string{"GPU 0", "something else", "last at 2000-01-01", "kubectl label node gpu-1 nvidia.com/mig.config-"} {
-					if c.Status != corev1.ConditionFalse || c.Reason != string(config.ReasonStepHadNoEffect) || !strings.Contains(c.Message, want) {
-						t.Errorf("the %d. time the node is %s, %s: %s; want %q in it", i+1, c.Status, c.Reason, c.Message, want)
-					}
-				}
+				w.saysThatSomethingElseChangesGPU0()
 				if len(*cordons) > 0 {
 					t.Error("the node is cordoned while the agent waits")
 				}

@@ -8,6 +8,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/agent/state/journal"
@@ -28,23 +29,23 @@ func Foreign(seen *state.Observed, want state.Desired, steps []plan.Step, now ti
 		f = *learnt.Foreign
 	}
 	rebooted := learnt.Boot != "" && seen.Boot.ID != "" && learnt.Boot != seen.Boot.ID
-	if f.Open || rebooted || seen.Journal != nil || !verified(seen, want) || len(changedGPUs(steps)) == 0 || !reportedWell(seen) {
+	if f.Open || rebooted || seen.Journal != nil || !verified(seen, want) || len(changedGPUs(steps)) == 0 || !reportedWell(seen, want) {
 		return f, false
 	}
 	return journal.Foreign{Repeats: f.Again(now, foreignPauses), Open: true}, true
 }
 
-// reportedWell reports whether the node's conditions say that the GPUs are as requested, and that no GPU has become well or unhealthy since.
-func reportedWell(seen *state.Observed) bool {
+// reportedWell reports whether the agent has last reported that the GPUs are as requested, as the node still says, and no GPU has become well or unhealthy
+// since.
+func reportedWell(seen *state.Observed, want state.Desired) bool {
+	last := seen.Record.Learnt.Reported
 	well := false
 	for _, c := range seen.Node.Status.Conditions {
-		switch c.Type {
-		case config.ConditionGPUPartitionReady:
-			well = c.Status == corev1.ConditionTrue && c.Reason == string(config.ReasonConverged)
-		case config.ConditionGPUUnhealthy:
-			if c.LastTransitionTime.After(seen.Record.Learnt.Reported.Since) {
-				return false
-			}
+		if c.Type == config.ConditionGPUPartitionReady {
+			well = c.Status == corev1.ConditionTrue && last.Phase == api.PhaseIdle && last.Desired == want.Name
+		}
+		if c.Type == config.ConditionGPUUnhealthy && c.LastTransitionTime.After(last.Since) {
+			return false
 		}
 	}
 	return well

@@ -37,14 +37,13 @@ func (g *Gate) Allow(seen *state.Observed, want state.Desired, steps []plan.Step
 	if v.begun {
 		return v.postponed(seen, want)
 	}
-	switch v.ruling {
-	case older:
+	if v.ruling == older {
 		return g.olderThanAgent(seen, want, steps)
-	case contested:
-		return g.changedByOthers(seen, want, steps, now)
-	default:
-		return g.waiting(v, seen, want, now)
 	}
+	if v.ruling == contested {
+		return g.changedByOthers(seen, want, steps, now)
+	}
+	return g.waiting(v, seen, want, now)
 }
 
 // Runs says when a change with these steps would begin.

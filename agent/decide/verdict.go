@@ -38,16 +38,14 @@ type verdict struct {
 // judge returns whether a change may begin or go on. It always allows steps that disturb no pod, roll-backs, and changes past the point of no return.
 func judge(seen *state.Observed, want state.Desired, steps []plan.Step, now time.Time) verdict {
 	v := verdict{begun: seen.DisruptionStarted(), takes: estimate(seen)}
-	needsWindow := needsWindow(seen, want, steps)
+	needsWindow, unasked := needsWindow(seen, want, steps), judgeUnasked(seen, want, steps, now)
 	switch {
 	case want.Undo:
 		v.ruling = unrestricted
 	case holdText(seen) != "" && startsChange(seen, want, steps):
 		v.ruling, v.begun = held, seen.Journal != nil // the journal is for another target: that change is given up even if it has disturbed nothing
-	case seen.Journal == nil && takes(seen, steps) && len(seen.OlderLabels(want)) > 0:
-		v.ruling = older
-	case seen.Journal == nil && !seen.Forces(want) && !foreignUntil(seen, want, steps, now).IsZero():
-		v.ruling = contested
+	case unasked != unrestricted:
+		v.ruling = unasked
 	case !needsWindow && !plan.Has(steps, plan.Evict):
 		v.ruling = undisturbing
 	case !needsWindow || forced(seen, want) || pastPointOfNoReturn(seen, want, steps):
@@ -58,6 +56,20 @@ func judge(seen *state.Observed, want state.Desired, steps []plan.Step, now time
 		v.judgeByWindows(seen, want, now)
 	}
 	return v
+}
+
+// judgeUnasked judges a change that no user has asked this agent for: its label is older than the agent, or another program has changed the GPUs. It is
+// unrestricted for any other change, and for one that has begun.
+func judgeUnasked(seen *state.Observed, want state.Desired, steps []plan.Step, now time.Time) ruling {
+	switch {
+	case seen.Journal != nil:
+		return unrestricted
+	case takes(seen, steps) && len(seen.OlderLabels(want)) > 0:
+		return older
+	case !seen.Forces(want) && !foreignUntil(seen, want, steps, now).IsZero():
+		return contested
+	}
+	return unrestricted
 }
 
 // holdText is the value of the annotation that holds the node; empty if there is none.

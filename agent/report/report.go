@@ -93,12 +93,11 @@ func reportOf(seen *state.Observed, want state.Desired, steps []plan.Step, err e
 		Phase: api.PhaseWaiting, Ready: corev1.ConditionFalse, Reason: d.Reason, State: config.StatePending, Message: d.Message,
 		ForRoom: d.Waits == outcome.ForRoom,
 	}
-	switch d.Waits {
-	case outcome.ForReboot:
+	if d.Waits == outcome.ForReboot {
 		r.State = config.StateRebooting
-	case outcome.ForUser:
+	}
+	if d.Waits == outcome.ForUser {
 		r.State = config.StateFailed // tools must not wait for ever
-	default:
 	}
 	if len(steps) > 0 {
 		r.Phase = WaitingPhase(seen, steps[0].Kind, want)

@@ -65,11 +65,12 @@ func checkConditionsReason(t *testing.T, pkg *packages.Package, literal *ast.Com
 
 // decidedByReason are the functions that compare a reason with a certain one, by the folder's name, and why they may.
 var decidedByReason = map[string]string{
-	"verdict Advice":      "a finding has no other kind than its reason",
-	"verdict Acknowledge": "a finding has no other kind than its reason",
-	"verdict recall":      "a finding has no other kind than its reason, also in the record",
-	"api PhaseBeside":     "a pass that cannot observe the whole node writes nothing but the condition",
-	"rollout see":         "an agent that cannot read the journal writes nothing but the condition",
+	"verdict Advice":       "a finding has no other kind than its reason",
+	"verdict Acknowledge":  "a finding has no other kind than its reason",
+	"verdict recall":       "a finding has no other kind than its reason, also in the record",
+	"api PhaseBeside":      "a pass that cannot observe the whole node writes nothing but the condition",
+	"rollout see":          "an agent that cannot read the journal writes nothing but the condition",
+	"rollout waitsForUser": "an agent asks users whether they mean an older label by its condition alone",
 }
 
 // decidedByText are the functions that look into the text of an error or a message, and why they may.

@@ -13,6 +13,7 @@ import (
 
 // beforeAct are the functions that a pass calls before it acts, and that may write, with what they do.
 var beforeAct = map[string]string{
+	"(*agent.Agent).learn":    "it records what users and other programs have done since the last pass",
 	"(*agent.Agent).upkeep":   "it does the chores of each pass, which are idempotent",
 	"(*agent.Agent).conclude": "it ends a pass that could not observe the node",
 }
