@@ -331,7 +331,7 @@ func (a *Agent) beginRecord(ctx context.Context, seen *state.Observed) {
 	}
 }
 
-// learn writes down what the pass shows of others: which requests users have made anew since the first agent came, and that another program has changed GPUs.
+// learn records requests that users have made anew since the first agent came, and changes of GPUs by another program.
 func (a *Agent) learn(ctx context.Context, seen *state.Observed, want state.Desired, steps []plan.Step) {
 	found := seen.StillFound(want)
 	foreign, changed := decide.Foreign(seen, want, steps, a.env.Clock.Stamp())

@@ -118,9 +118,9 @@ func (a *Agent) observeKubelet(ctx context.Context, seen *state.Observed, pods [
 	seen.Capacity = offer.CompareHardware(seen, offer.Of(seen).Strategy(a.env.Settings.MIGStrategy, nil))
 }
 
-// observeClaims reads which devices resource claims have, and which are closed to them: whenever the observation reads the API server, during a change, for
-// a plan that a user requests, and always where NVIDIA's DRA driver advertises the GPUs as they are cut. There a pod at rest costs the API server one
-// request in its life for each of its claims, and on other nodes none.
+// observeClaims reads which devices resource claims have, and which are closed to them. It does so whenever the observation reads the API server, during a
+// change, and for a plan that a user requests; and always where NVIDIA's DRA driver advertises the GPUs as they are cut. At rest it sends one request there
+// for each claim of a pod in its life, and none on other nodes.
 func (a *Agent) observeClaims(ctx context.Context, seen *state.Observed) {
 	_, asked := seen.Node.Annotations[config.AnnotationPreview]
 	a.observers.claims.Observe(ctx, seen, a.observers.objects.AreFresh() || seen.Journal != nil || asked)

@@ -98,7 +98,7 @@ type attempt struct {
 	labels  map[string]string // that the pod had: a budget selects by them
 }
 
-// grants are the times that pods behind one fence may take as the longest: what shows that of a pod goes when its work has ended, and it has to leave then.
+// grants are the longest times that pods behind one fence may take. They are remembered, since the pod no longer shows its time when its work has ended.
 type grants struct {
 	since time.Time // when the fence was raised
 	pods  map[types.UID]time.Duration
@@ -372,8 +372,8 @@ func (r *round) may(t terms) string {
 	return fmt.Sprintf("%s until %s (%s)", what, r.shortTime(until, minutes), t.source)
 }
 
-// unlessOpened evicts a pod that may end by itself once the budget that kept it lets it go. A budget that only lacks healthy pods is none of these: it
-// lets go whichever of its pods comes first, and not this one because of the drain. v is the verdict as long as the pod stays.
+// unlessOpened evicts a pod that may end by itself, once the budget that kept it lets it go. A budget that only lacks healthy pods does not count: it lets
+// any of its pods go, and not this one for the drain. v is the verdict as long as the pod stays.
 func (r *round) unlessOpened(ctx context.Context, pod holders.Pod, v Verdict, before *attempt) (Verdict, time.Duration) {
 	if r.since.IsZero() || r.earlierTierLeft || r.noAnswer != nil {
 		return v, 0

@@ -23,8 +23,8 @@ type Policy struct {
 	EndFor   time.Duration
 	EndField string // field of the settings that EndFor comes from: "drain.mode"
 
-	// AskFor is how long after the fence a pod may take that is asked for behind it, by a rule without a time, or since the program that owns it is known
-	// to react to the cordon or to the request. Without it no program is known.
+	// AskFor is how long after the fence a pod may take that is asked behind it: by a rule without a time, or because its program is known to react to
+	// cordons or requests. If it is 0, no program is known.
 	AskFor   time.Duration
 	AskField string // field of the settings that AskFor comes from: "drain.gradualFor"
 
@@ -228,8 +228,8 @@ func (p Policy) ruling(pod holders.Pod, base time.Time) terms {
 	return terms{}
 }
 
-// grant sets how long a pod may take that is asked, without a time of a rule: until its own work has ended and it has had the usual time to leave, if
-// that end is known, or AskFor.
+// grant sets how long a pod may take that is asked, where no rule has a time. If the end of its work is known, it has until then and the usual time to leave;
+// else AskFor.
 func (p Policy) grant(t *terms, pod holders.Pod, base time.Time) {
 	t.wait = p.AskFor
 	if t.reactor == nil || t.reactor.ends == nil {

@@ -21,8 +21,8 @@ type reactor struct {
 	ends  func(holders.Pod) (time.Time, bool) // when the pod's own work has ended at the latest, if that is known; nil for never
 }
 
-// reactors are the known ones. Other programs react too, such as CloudNativePG and Strimzi's drain cleaner, but their pods do not show whether they will
-// (a single instance stays, and the drain cleaner may not be installed): a rule is for these.
+// reactors are the known ones. Others need a rule of the settings, such as CloudNativePG and Strimzi's drain cleaner: their pods do not show whether they will
+// react, since a single instance stays, and the drain cleaner may not be installed.
 var reactors = []reactor{
 	{ // Slinky's slurm-operator, api/v1beta1/well_known.go: it drains the Slurm node of a NodeSet's pod when the Kubernetes node is cordoned
 		owns: func(labels map[string]string) bool {

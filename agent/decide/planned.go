@@ -52,8 +52,8 @@ func Planned(seen *state.Observed, want state.Desired, settings config.Settings)
 	return out
 }
 
-// closable returns the devices of each GPU that the agent may close in place of the node: none if a pod that may have to leave goes only from a node that is
-// cordoned, and none of a GPU with a device that the agent cannot close. For changes of others that GPU counts as one that stays.
+// closable returns the devices of each GPU that the agent may close in place of the node. It is empty if a pod leaves only behind a cordon. It has no devices
+// of a GPU if the agent cannot close one of them: that GPU then counts as one that stays.
 func closable(seen *state.Observed, want state.Desired, settings config.Settings) map[nvml.UUID][]string {
 	if settings.Drain.Fence != config.DrainFenceDevices || seen.DRA.RulesUnusable {
 		return nil

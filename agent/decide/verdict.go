@@ -89,8 +89,8 @@ func startsChange(seen *state.Observed, want state.Desired, steps []plan.Step) b
 	return plan.Any(steps, func(t plan.Traits) bool { return t.Begins })
 }
 
-// takes reports whether the steps destroy an instance, or evict a pod that does not just come back: on each new node there may be DaemonSets that keep GPUs
-// open without having one. While kubelet does not answer, any pod may hold a GPU, and preflight waits.
+// takes reports whether the steps destroy an instance or evict a pod. Pods of DaemonSets that only keep a GPU's files open do not count: a new node may have
+// them. While kubelet does not answer, any pod may hold a GPU, and preflight waits.
 func takes(seen *state.Observed, steps []plan.Step) bool {
 	return slices.ContainsFunc(steps, func(s plan.Step) bool {
 		if s.Kind != plan.Evict {

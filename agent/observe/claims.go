@@ -82,9 +82,9 @@ func (c *Claims) FreshFor(step bool) bool {
 	return fresh
 }
 
-// Observe adds the allocations of claims to the observation. It reads claims if mayRead says so, or where NVIDIA's DRA driver advertises the GPUs as they
-// are cut: a pod with a device that is gone shows there by its claim alone. Otherwise it uses those that it has. A claim that cannot be read is no error
-// of the observation: its pod may have any GPU.
+// Observe adds the allocations of claims to the observation. It reads claims if mayRead is set, and always where NVIDIA's DRA driver advertises the GPUs
+// as they are cut: only its claim shows there that a pod has a device which is gone. Otherwise it uses those that it has. A claim that cannot be read is no
+// error of the observation: its pod may have any GPU.
 func (c *Claims) Observe(ctx context.Context, seen *state.Observed, mayRead bool) {
 	c.driver = c.driver || slices.ContainsFunc(seen.Pods, offer.NamesDriver) || seen.Kubelet.Assigned.GivesOut(holders.ClaimDriver)
 	had := c.driver

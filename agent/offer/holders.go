@@ -87,8 +87,8 @@ func HoldersUnknown(seen *state.Observed) (config.Reason, error) {
 	}
 }
 
-// ClaimsUnknown returns why the agent cannot know which device a claim has; nil if it can. Either it could not read the claim of a pod, and kubelet does not
-// name the pod's devices, or it does not know the devices, although NVIDIA's DRA driver allocates GPUs or pods still have GPUs from it.
+// ClaimsUnknown returns why the agent cannot know which device a claim has; nil if it can. Either it could not read the claim, and kubelet does not name the
+// pod's devices. Or it does not know the devices of NVIDIA's DRA driver, while that allocates GPUs or pods still have some from it.
 func ClaimsUnknown(seen *state.Observed) error {
 	if err := unreadClaims(seen); err != nil {
 		return err

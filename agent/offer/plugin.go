@@ -47,8 +47,8 @@ func (p plugin) Absent() (why, advice string) {
 	return why, s.DevicePlugin.Advice
 }
 
-// AbsentFor returns what a wait is for where the device plugin is absent: that of a new node may be on its way, while only a user can name one that the agent
-// does not know.
+// AbsentFor returns what a wait is for where the device plugin is absent. On a new node the plugin may still come; one that the agent does not know has to be
+// named by a user.
 func AbsentFor(seen *state.Observed) outcome.For {
 	if seen.Kubelet.OffersGPUs() {
 		return outcome.ForUser

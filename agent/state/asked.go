@@ -51,7 +51,7 @@ func overriding(node *corev1.Node, want Desired) Desired {
 	return want
 }
 
-// Asking returns the labels and annotations of the node by which users ask for something, each value cut to a length that is longer than any that counts.
+// Asking returns the labels and annotations by which users ask for something. It cuts values that are longer than any valid one.
 func Asking(node *corev1.Node) map[string]string {
 	out := map[string]string{}
 	for _, label := range []string{config.LabelProfile, config.LabelMIGConfig, config.LabelDevicePluginConfig} {

@@ -100,8 +100,8 @@ type Pool struct {
 func (p Pool) HasLimit() bool { return p.Name != "" }
 
 // ChoosePool sets the node's pool. The node's labels choose it, unless a change disturbs the node: it keeps the pool of its slot until it ends. A change
-// that only waits for a slot follows the labels, since the former pool no longer lists the node. If the agent cannot read the maintenance file, the pool still
-// has its name, by which the slot is renewed and returned.
+// that only waits for a slot follows the labels, since the former pool no longer lists the node. The pool keeps its name, and with it its slot, while
+// the agent cannot read the maintenance file.
 func (s *Observed) ChoosePool() {
 	s.Pool.Pool = s.Pool.File.For(s.Node)
 	if began := s.Record.Learnt.Pool; began != nil && s.Journal != nil && s.Journal.Disturbs() {

@@ -162,9 +162,9 @@ func (c Claimed) isSettled(pod *corev1.Pod) bool {
 	})
 }
 
-// Awaits reports whether the pod has got nothing by its claims, and gets nothing before one of them changes: no container of it has started, kubelet has
-// prepared no device for it, and one of its claims has no device. Kubelet prepares none of a pod's claims before it has read that all are reserved for the
-// pod, and starts nothing before: so any user can name such a claim, and kubelet's silence says nothing.
+// Awaits reports whether the pod has no device by its claims, and gets none before one of them changes: no container of it has started, kubelet has prepared
+// no device for it, and one of its claims has no device. Kubelet starts nothing before it has prepared all claims of a pod, and prepares none before all are
+// reserved for the pod. It is false while kubelet does not answer.
 func (c Claimed) Awaits(pod *corev1.Pod, assigned Assignments) bool {
 	if assigned == nil || HasStarted(pod) {
 		return false

@@ -116,8 +116,8 @@ func (d *DaemonSets) ask(ctx context.Context, named daemonSet) (daemonSetAnswer,
 	return a, nil
 }
 
-// SelectorOf returns the label selector of the pod's DaemonSet, as kubectl writes it; empty if the DaemonSet has none or a very long one, or if none of the
-// pods that Believe got last is of it.
+// SelectorOf returns the label selector of the pod's DaemonSet, as kubectl writes it. It is empty if the selector is very long, or if Believe has not asked
+// about the DaemonSet.
 func (d *DaemonSets) SelectorOf(pod *corev1.Pod) string {
 	owner := metav1.GetControllerOfNoCopy(pod)
 	if owner == nil {

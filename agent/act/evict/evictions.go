@@ -117,7 +117,7 @@ func leaving(seen *state.Observed, steps []plan.Step) []holders.Pod {
 	return out
 }
 
-// onlyKept reports whether nothing but budgets and webhooks keeps the pods.
+// onlyKept reports whether only budgets and webhooks keep the pods.
 func onlyKept(blocked []drain.Verdict) bool {
 	return !slices.ContainsFunc(blocked, func(v drain.Verdict) bool { return v.State != drain.Blocked })
 }

@@ -64,8 +64,8 @@ type Closed struct{ Device, Key string }
 const (
 	// maxRules bounds the rules of a node: with sixteen GPUs, NVIDIA's DRA driver can advertise 432 parts.
 	maxRules = 512
-	// page is how many rules are read at a time: others can fill a rule up to 1.5 MiB. maxPages bounds how many pages are read: others can create
-	// rules with the node's label, too.
+	// page is how many rules are read at a time: others can fill a rule up to 1.5 MiB. maxPages bounds the pages: others can create rules with the
+	// node's label, too.
 	page, maxPages = 16, 64
 
 	labelRuleNode = "gpuslice.io/node" // its value is the UID of the node
@@ -207,8 +207,8 @@ func (r *Rules) isDue(wanted []Closed) bool {
 	}
 }
 
-// leftBy returns the error by which the agent cannot find the rules that it no longer wants, with what a person can do. Without the component, or before
-// Kubernetes 1.37, a process that has made none finds none.
+// leftBy adds to an error what a person can do about rules that the agent no longer wants and cannot find. Without the component, or before Kubernetes
+// 1.37, a process that has made no rule has left none.
 func (r *Rules) leftBy(node types.UID, err error) error {
 	switch {
 	case err == nil:

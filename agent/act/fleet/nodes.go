@@ -120,8 +120,8 @@ func (c *census) counts(node *corev1.Node, pool Pool) bool {
 	return pool.selects(node) && (node.UID == c.asks || hasGPUs(node))
 }
 
-// hasGPUs reports whether the node has GPUs, as far as it has ever shown any: kubelet keeps the name of a resource that has no devices left, and the agent's
-// condition outlives the agent. Labels say nothing, nor do startup taints: a node may be registered with any of them, and labels choose the pool. A node
+// hasGPUs reports whether the node has ever shown GPUs. Kubelet keeps the name of a resource that has no devices left, and the agent's condition outlives the
+// agent. Labels say nothing, nor do startup taints: a node may be registered with any of them, and labels choose the pool. A node
 // without GPUs that is cordoned would otherwise keep all others of the pool from changing.
 func hasGPUs(node *corev1.Node) bool {
 	for _, resources := range []corev1.ResourceList{node.Status.Capacity, node.Status.Allocatable} {
@@ -211,8 +211,9 @@ func (s *Leases) node(ctx context.Context, name string) (*corev1.Node, error) {
 	return node, nil
 }
 
-// fenced reports whether an agent keeps pods away from the node, or from devices of it, or operands away. By a cordon or by rules alone a change shows no taint,
-// and its slot can be lost: another agent's token may take it from the Lease, and it ends with its agent. What is no journal disturbs nothing.
+// fenced reports whether an agent keeps pods from the node or from devices of it, or has paused operands. A change that only cordons, or closes devices by
+// rules, shows no taint. Its slot can be lost: another agent's token may remove it from the Lease, and it ends when its own agent is gone. So its journal
+// counts, if it can be read.
 func fenced(node *corev1.Node) bool {
 	if slices.ContainsFunc(node.Spec.Taints, func(t corev1.Taint) bool { return t.Key == config.TaintRepartitioning }) {
 		return true

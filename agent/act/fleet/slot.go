@@ -97,8 +97,8 @@ func (s *Slot) Observe(ctx context.Context, seen *state.Observed, fresh bool) {
 	}
 }
 
-// Renew renews the slot, since the change is still under way. It takes a slot again that this process, or one before it, had for the change and has lost
-// since: not every change has a fence that shows it to other nodes' agents, and the node's labels may no longer choose the pool.
+// Renew renews the slot of a change that is under way. It takes a slot that this or an earlier process has lost again: not every change has a fence that
+// other nodes' agents see, and the node's labels may no longer choose the pool.
 func (s *Slot) Renew(ctx context.Context, seen *state.Observed) {
 	lost := seen.Pool.HasLimit() && seen.DisruptionStarted() && seen.Record.Learnt.Pool != nil
 	if !lost && !seen.HoldsSlot() {

@@ -224,7 +224,7 @@ func (c *Checker) Find(ctx context.Context) (Findings, error) {
 	return found, errors.Join(errs...)
 }
 
-// tryPolicies fills in which policies are in force, and returns an error for each trial that has told nothing.
+// tryPolicies fills in which policies are in force, and returns an error for each trial without a result.
 func (c *Checker) tryPolicies(ctx context.Context, found *Findings) (errs []error) {
 	for _, p := range []struct {
 		policy Policy
