@@ -263,6 +263,12 @@ func claimName(pod *corev1.Pod, of corev1.PodResourceClaim) (name string, needed
 	return "", false
 }
 
+// isMade reports whether the claim is there, or the pod's status says that none is needed.
+func isMade(pod *corev1.Pod, of corev1.PodResourceClaim) bool {
+	return of.ResourceClaimName != nil ||
+		slices.ContainsFunc(pod.Status.ResourceClaimStatuses, func(s corev1.PodResourceClaimStatus) bool { return s.Name == of.Name })
+}
+
 // byClaim reports whether the container has the extended resource by a claim, so that kubelet asks no device plugin for
 // it.
 func byClaim(pod *corev1.Pod, container, resource string) bool {
@@ -320,6 +326,9 @@ func (w *worker) unclaim(ctx context.Context) bool {
 // prepare makes the drivers of the pod's claims prepare their devices. Unless all drivers are there, it records none of
 // the claims.
 func (k *Kubelet) prepare(ctx context.Context, pod *corev1.Pod) error {
+	if slices.ContainsFunc(pod.Spec.ResourceClaims, func(c corev1.PodResourceClaim) bool { return !isMade(pod, c) }) {
+		return fmt.Errorf("pod %q: ResourceClaim not created yet", pod.Namespace+"/"+pod.Name)
+	}
 	var claims []*resourcev1.ResourceClaim
 	for _, name := range claimsOfPod(pod) {
 		claim, err := k.client.ResourceV1().ResourceClaims(pod.Namespace).Get(ctx, name, metav1.GetOptions{})

@@ -55,6 +55,25 @@ func TestAPodEndsWhenTheDriverOfItsClaimHasTakenItBack(t *testing.T) {
 	}
 }
 
+// Whoever may create pods can name a template that is not there: kubelet starts no such pod.
+func TestAPodWhoseClaimIsNotMadeYetDoesNotStart(t *testing.T) {
+	t.Parallel()
+	j := join(t, kubelet.Options{})
+	none := "there-is-none"
+	j.pod(t, "claimant", func(p *corev1.Pod) {
+		p.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "gpu", ResourceClaimTemplateName: &none}}
+	})
+	pod := j.until(t, "claimant", func(p *corev1.Pod) bool { return p.Status.StartTime != nil }) // kubelet has tried
+	if pod.Status.Phase != corev1.PodPending || len(pod.Status.ContainerStatuses) > 0 {
+		t.Errorf("the pod has no claim, and is %s: %v", pod.Status.Phase, pod.Status.ContainerStatuses)
+	}
+	pod.Status.ResourceClaimStatuses = []corev1.PodResourceClaimStatus{{Name: "gpu"}} // no claim is needed
+	if _, err := j.admin.CoreV1().Pods(j.namespace).UpdateStatus(t.Context(), pod, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	j.until(t, "claimant", func(p *corev1.Pod) bool { return p.Status.Phase == corev1.PodRunning })
+}
+
 // A claim that the scheduler makes for an extended resource is in the pod's status alone.
 func TestAClaimForAnExtendedResourceIsPreparedAndListed(t *testing.T) {
 	t.Parallel()
