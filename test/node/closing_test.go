@@ -9,31 +9,38 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpuslice/gpuslice/config"
-	"github.com/gpuslice/gpuslice/test/cluster/clustertest"
 )
+
+// mayMakeRules lets agents make DeviceTaintRules, as far as the policy does.
+func (r *rig) mayMakeRules() {
+	r.t.Helper()
+	const component = "../../deploy/components/device-taint-rules/"
+	if err := deploy(r.cluster, component+"rbac.yaml", component+"policy.yaml"); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+// closed are the devices of the node that DeviceTaintRules close to claims.
+func (r *rig) closed() (devices []string) {
+	r.t.Helper()
+	rules, err := r.client.ResourceV1().DeviceTaintRules().List(r.t.Context(), metav1.ListOptions{})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	for _, rule := range rules.Items {
+		if *rule.Spec.DeviceSelector.Pool == r.Name {
+			devices = append(devices, *rule.Spec.DeviceSelector.Device)
+		}
+	}
+	return devices
+}
 
 // While pods have yet to leave GPU 0, NVIDIA's DRA driver and the scheduler give the node's other GPUs to claims, and none of GPU 0. An agent that is killed
 // then leaves no DeviceTaintRule in the end.
 func TestClaimsGetOtherGPUsWhilePodsLeave(t *testing.T) {
 	t.Parallel()
 	s := newClaimStage(t, "drain: {fence: devices, unmanagedPods: evict, rules: [{selector: 'app in (template-0, resource-0)', action: wait, for: 1h}]}\n")
-	component := "../../deploy/components/device-taint-rules/"
-	if err := deploy(clustertest.Apart(t, "dra"), component+"rbac.yaml", component+"policy.yaml"); err != nil {
-		t.Fatal(err)
-	}
-	closed := func() (devices []string) {
-		t.Helper()
-		rules, err := s.client.ResourceV1().DeviceTaintRules().List(t.Context(), metav1.ListOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, rule := range rules.Items {
-			if *rule.Spec.DeviceSelector.Pool == s.Name {
-				devices = append(devices, *rule.Spec.DeviceSelector.Device)
-			}
-		}
-		return devices
-	}
+	s.mayMakeRules()
 	s.run()
 	s.awaitReason(config.ReasonNotRequested)
 	s.label(config.LabelMIGConfig, "one")
@@ -52,7 +59,7 @@ func TestClaimsGetOtherGPUsWhilePodsLeave(t *testing.T) {
 	if out, err := s.client.CoreV1().Pods(s.namespace).Get(t.Context(), "closed-out", metav1.GetOptions{}); err != nil || out.Spec.NodeName != "" {
 		t.Errorf("a claim has got a device of GPU 0: pod closed-out is on node %q (error %v)", out.Spec.NodeName, err)
 	}
-	if devices := closed(); len(devices) != 3 || !strings.HasPrefix(devices[0], "gpu-0-mig-") || s.node().Spec.Unschedulable {
+	if devices := s.closed(); len(devices) != 3 || !strings.HasPrefix(devices[0], "gpu-0-mig-") || s.node().Spec.Unschedulable {
 		t.Errorf("claims are kept from %v, and the node is unschedulable: %t", devices, s.node().Spec.Unschedulable)
 	}
 	for _, pod := range s.leave[:2] { // they end by themselves
@@ -60,7 +67,7 @@ func TestClaimsGetOtherGPUsWhilePodsLeave(t *testing.T) {
 	}
 	s.check(s.await("config one", s.verified("one")), "7g.80gb@0", s.leave[2:])
 	s.awaitRunning(s.namespace, "closed-out")
-	if devices := closed(); len(devices) > 0 {
+	if devices := s.closed(); len(devices) > 0 {
 		t.Errorf("rules are left of %v", devices)
 	}
 }

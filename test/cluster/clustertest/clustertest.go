@@ -150,7 +150,13 @@ func NamespaceOf(t testing.TB, c *cluster.Cluster) string {
 // Node creates a node that only the control plane looks after. It is deleted with the test.
 func Node(t testing.TB) *corev1.Node {
 	t.Helper()
-	client := Client(t)
+	return NodeOf(t, Start(t))
+}
+
+// NodeOf is Node in a control plane.
+func NodeOf(t testing.TB, c *cluster.Cluster) *corev1.Node {
+	t.Helper()
+	client := ClientOf(t, c)
 	node, err := client.CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{GenerateName: prefix(t.Name())}}, metav1.CreateOptions{})
 	if err != nil {
 		t.Fatalf("creating a node: %v", err)
