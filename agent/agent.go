@@ -331,20 +331,22 @@ func (a *Agent) beginRecord(ctx context.Context, seen *state.Observed) {
 	}
 }
 
-// learn records requests that users have made anew since the first agent came, and changes of GPUs by another program.
+// learn records requests that users have made anew since the first agent came, changes of GPUs by another program, and what a restart of the device plugin is
+// to cure.
 func (a *Agent) learn(ctx context.Context, seen *state.Observed, want state.Desired, steps []plan.Step) {
 	found := seen.StillFound(want)
 	foreign, changed := decide.Foreign(seen, want, steps, a.env.Clock.Stamp())
-	if !changed && len(found) == len(seen.Record.Learnt.Found) {
+	uncured := a.actors.verifier.Uncured()
+	if !changed && len(found) == len(seen.Record.Learnt.Found) && uncured == seen.Record.Learnt.Uncured {
 		return
 	}
 	learnt := a.observers.record.Now().Learnt
-	learnt.Found = found
+	learnt.Found, learnt.Uncured = found, uncured
 	if changed {
 		learnt.Foreign = &foreign
 	}
 	a.actors.journal.Learn(ctx, learnt)
-	seen.Record.Learnt.Found, seen.Record.Learnt.Foreign = learnt.Found, learnt.Foreign
+	seen.Record.Learnt.Found, seen.Record.Learnt.Foreign, seen.Record.Learnt.Uncured = learnt.Found, learnt.Foreign, uncured
 }
 
 // renewWhileUnavailable renews the slot of a node that counts as unavailable in its pool, even if the agent can see nothing else of it.

@@ -62,7 +62,6 @@ func (a *Agent) observe(ctx context.Context) (*state.Observed, error) {
 	a.actors.units.ObserveToRestore(ctx, seen)
 	seen.Pods = pods
 	seen.Recovered, seen.Outdated = a.actors.verifier.RestartBefore(a.health.Recovered())
-	seen.Uncured = a.actors.verifier.Uncured()
 	if seen.Sick, err = a.actors.resets.Sick(seen.Node, seen.Journal != nil); err != nil {
 		return seen, err
 	}

@@ -176,7 +176,10 @@ func TestWhatARestartHasNotCuredBeginsNoChange(t *testing.T) {
 				}
 				before := w.gpus.String()
 				w.label("all-3g.40gb")
-				for range 60 {
+				for i := range 60 {
+					if i == 30 {
+						w.restart()
+					}
 					w.spend(time.Minute)
 					if w.hasJournal() || w.node().Spec.Unschedulable {
 						t.Fatal("a change has begun")
@@ -198,6 +201,23 @@ func TestWhatARestartHasNotCuredBeginsNoChange(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A change to whole GPUs is right by what the driver offers.
+func TestAChangeThatCuresWhatNoRestartHasBegins(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		w.noPlugin, w.draDriver = true, true
+		w.spend(time.Minute)
+		w.converge("all-1g.10gb")
+		w.offersGone = true
+		w.endPods("dra")
+		w.spend(5 * time.Minute)
+		w.untilReason(config.ReasonCapacityMismatch)
+		w.label("all-disabled")
+		w.reach("all-disabled")
+	})
 }
 
 // A GPU has recovered from an error that its plugin, or NVIDIA's DRA driver, has made nothing of. It is not withheld later, when nothing is offered, or where

@@ -101,10 +101,15 @@ func missingOf(seen *state.Observed, want *state.DesiredPlugin, under config.MIG
 // OffersGone reports whether MIG devices are offered that no longer exist, or as a whole a GPU in MIG mode: the pod read the GPUs before they were cut. A
 // plugin that runs under another MIG strategy offers whole GPUs too, so that these count only where its strategy is known. Nothing counts while a GPU
 // is lost, or where another program cuts the GPUs.
-func OffersGone(seen *state.Observed) bool { return len(Gone(seen)) > 0 }
+func OffersGone(seen *state.Observed) bool { return len(gone(seen)) > 0 }
 
-// Gone names what OffersGone is about, sorted.
-func Gone(seen *state.Observed) (names []string) {
+// goneDevice is what OffersGone is about.
+type goneDevice struct {
+	name  string
+	whole nvml.UUID // the GPU that is offered as a whole; empty for a MIG device
+}
+
+func gone(seen *state.Observed) (out []goneDevice) {
 	if seen.Kubelet.Err != nil || !seen.Owner.MayCut() || slices.ContainsFunc(seen.GPUs, func(g nvml.GPU) bool { return g.Lost }) {
 		return nil
 	}
@@ -123,26 +128,40 @@ func Gone(seen *state.Observed) (names []string) {
 		for _, id := range capacity.Physical(ids) {
 			switch {
 			case strings.HasPrefix(id, plan.MIGDeviceID) && !exists[id]:
-				names = append(names, seen.DeviceName(id))
+				out = append(out, goneDevice{name: seen.DeviceName(id)})
 			case parts && isCut[id]:
-				names = append(names, seen.DeviceName(id)+" as a whole, which is cut")
+				out = append(out, goneDevice{seen.DeviceName(id) + " as a whole, which is cut", nvml.UUID(id)})
 			}
 		}
 	}
-	slices.Sort(names)
-	return slices.Compact(names)
+	slices.SortFunc(out, func(a, b goneDevice) int { return strings.Compare(a.name, b.name) })
+	return slices.Compact(out)
 }
 
-// Uncured names what OffersGone is about if the pods of the offer have been restarted for that.
-func Uncured(seen *state.Observed) []string {
-	pods := Of(seen).Pods()
-	if len(pods) == 0 || len(seen.Uncured.Names) == 0 || slices.ContainsFunc(pods, func(p corev1.Pod) bool {
+// Gone names what OffersGone is about, sorted.
+func Gone(seen *state.Observed) (names []string) {
+	for _, d := range gone(seen) {
+		names = append(names, d.name)
+	}
+	return names
+}
+
+// Uncured names what OffersGone is about if the pods of the offer have been restarted for that. It leaves out GPUs that the desired state makes whole.
+func Uncured(seen *state.Observed, want state.Desired) (names []string) {
+	pods, last := Of(seen).Pods(), seen.Record.Learnt.Uncured
+	if len(pods) == 0 || last == nil || slices.ContainsFunc(pods, func(p corev1.Pod) bool {
 		began, runs := startOf(&p)
-		return !runs || began.Before(seen.Uncured.Since)
+		return !runs || began.Before(last.Since)
 	}) {
 		return nil
 	}
-	return slices.DeleteFunc(Gone(seen), func(name string) bool { return !slices.Contains(seen.Uncured.Names, name) })
+	for _, d := range gone(seen) {
+		target, asked := want.Targets[d.whole]
+		if slices.Contains(last.Devices, d.name) && !(asked && !target.MIG) {
+			names = append(names, d.name)
+		}
+	}
+	return names
 }
 
 // WithholdsWell reports whether a healthy GPU is kept from pods.

@@ -35,7 +35,6 @@ type Observed struct {
 	GPUs         []nvml.GPU
 	Recovered    map[nvml.UUID]time.Time // for each healthy GPU: restart a device plugin that started earlier and withholds it
 	Outdated     time.Time               // restart a device plugin that started earlier and advertises devices that are gone; zero if none
-	Uncured      Uncured                 // why such a restart was due
 	Sick         plan.Sick
 	Specs        []string // CDI specs that do not describe the present GPU instances
 	Reboots      plan.Reboots
@@ -297,11 +296,4 @@ func (s *Observed) GPU(uuid nvml.UUID) (nvml.GPU, bool) {
 		}
 	}
 	return nvml.GPU{}, false
-}
-
-// Uncured has the devices for which a device plugin, or NVIDIA's DRA driver, was to be restarted: it advertised them, and they were gone. It is empty once the
-// program has advertised devices without such ones.
-type Uncured struct {
-	Names []string
-	Since time.Time // a pod that has started since has not cured it
 }

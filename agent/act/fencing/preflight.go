@@ -21,7 +21,7 @@ func (f *Fencing) Preflight(ctx context.Context, in act.Input) error {
 	makes := in.Steps[0].Traits().Stage == plan.StageOpen && !in.Want.Undo && in.Seen.Journal == nil && plan.Has(in.Steps, plan.Create)
 	offers := offer.Of(in.Seen)
 	absent, advice := offers.Absent()
-	gone := offer.Uncured(in.Seen)
+	gone := offer.Uncured(in.Seen, in.Want)
 	if !startsDisruption(in) && !(makes && (absent != "" || len(gone) > 0)) {
 		return nil
 	}

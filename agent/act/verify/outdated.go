@@ -7,6 +7,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/agent/offer"
 	"github.com/gpuslice/gpuslice/agent/state"
+	"github.com/gpuslice/gpuslice/agent/state/journal"
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
@@ -28,7 +29,7 @@ type outdated struct {
 	times         int       // how often that happened
 	lastSeen      time.Time // when the plugin was last outdated
 
-	uncured state.Uncured
+	uncured *journal.Uncured // nil for none; the host's record has that of the last pass
 }
 
 // follow records whether the device plugin withholds a well GPU, or advertises gone devices: a user has cut the GPUs by hand, or a change lost its
@@ -39,8 +40,9 @@ func (w *outdated) follow(seen *state.Observed, want state.Desired, now time.Tim
 		w.times = 0
 	}
 	gone := offer.Gone(seen)
+	w.uncured = seen.Record.Learnt.Uncured
 	if len(gone) == 0 && len(offer.Of(seen).Offered()) > 0 {
-		w.uncured = state.Uncured{}
+		w.uncured = nil
 	}
 	w.gone = len(gone) > 0 && asksForGPUs(want)
 	if seen.Journal != nil || seen.Kubelet.Err != nil || !w.gone && !offer.WithholdsWell(seen) {
@@ -58,8 +60,8 @@ func (w *outdated) follow(seen *state.Observed, want state.Desired, now time.Tim
 	}
 	if now.Sub(w.since) >= outdatedFor[min(w.times, len(outdatedFor)-1)] {
 		w.restartBefore = now
-		if !slices.Equal(gone, w.uncured.Names) {
-			w.uncured = state.Uncured{Names: gone, Since: now}
+		if w.uncured == nil || !slices.Equal(gone, w.uncured.Devices) {
+			w.uncured = &journal.Uncured{Devices: gone, Since: now}
 		}
 		w.restart(now)
 	}
@@ -95,8 +97,8 @@ func (v *Verifier) RestartBefore(recovered map[nvml.UUID]time.Time) (withholds m
 	return out, offersGone
 }
 
-// Uncured returns for what the device plugin has become due for a restart.
-func (v *Verifier) Uncured() state.Uncured { return v.outdated.uncured }
+// Uncured returns for which devices the device plugin has become due for a restart that has not cured them yet; nil for none.
+func (v *Verifier) Uncured() *journal.Uncured { return v.outdated.uncured }
 
 func newestOf(recovered map[nvml.UUID]time.Time) time.Time {
 	var newest time.Time

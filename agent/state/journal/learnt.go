@@ -27,7 +27,8 @@ type Learnt struct {
 	Published  nodekeys.Keys `json:"published,omitzero"`
 	Reported   Reported      `json:"reported,omitzero"`
 	FullMemory []string      `json:"fullMemory,omitempty"` // devices that count as nearly full, as in api.Status
-	Foreign    *Foreign      `json:"foreign,omitempty"`    // what another program has done to GPUs since a user last changed the request
+	Uncured    *Uncured      `json:"uncured,omitempty"`
+	Foreign    *Foreign      `json:"foreign,omitempty"` // what another program has done to GPUs since a user last changed the request
 	// Found has the labels and annotations that ask for something and that the first agent on this node has found there. One that a user sets anew is
 	// removed from it.
 	Found map[string]string `json:"found,omitempty"`
@@ -38,6 +39,13 @@ type Foreign struct {
 	outcome.Repeats
 
 	Open bool `json:"open,omitempty"` // the agent has not verified the GPUs since the last time
+}
+
+// Uncured has the devices for which a device plugin, or NVIDIA's DRA driver, was to be restarted: it advertised them, and they were gone. There is none once
+// the program has advertised devices without such ones.
+type Uncured struct {
+	Devices []string  `json:"devices"`
+	Since   time.Time `json:"since"` // a pod that has started since has not cured it
 }
 
 // Pool is a pool as it was when the node asked it for a slot. A change of the node's labels does not change it.
@@ -83,6 +91,9 @@ func (l Learnt) bounded() Learnt {
 		l.Took = append(l.Took, Took{Whole: min(max(t.Whole, 0), longestChange), Rest: min(max(t.Rest, 0), longestChange)})
 	}
 	l.FullMemory = l.FullMemory[:min(len(l.FullMemory), maxNames)]
+	if u := l.Uncured; u != nil {
+		l.Uncured = &Uncured{Devices: u.Devices[:min(len(u.Devices), maxNames)], Since: u.Since}
+	}
 	return l
 }
 
@@ -98,6 +109,9 @@ func (l *Learnt) check() error {
 	)
 	if n := l.NoReset; n != nil {
 		err = errors.Join(err, name("learnt.noReset.boot", n.Boot), names("learnt.noReset.gpus", n.GPUs, maxName))
+	}
+	if u := l.Uncured; u != nil {
+		err = errors.Join(err, names("learnt.uncured.devices", u.Devices, maxName))
 	}
 	if p := l.Pool; p != nil {
 		err = errors.Join(err, name("learnt.pool.name", p.Name), name("learnt.pool.selector", p.Selector))
