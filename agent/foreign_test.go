@@ -105,7 +105,7 @@ func TestGPUsThatSomethingElseKeepsChangingAreCutEverLater(t *testing.T) {
 	})
 }
 
-// What loses instances without another program is answered at once, however often.
+// What loses instances without another program is answered at once, however often, and also while the agent pauses since another program had changed GPUs.
 func TestWhatNoProgramHasChangedIsRestoredAtOnce(t *testing.T) {
 	t.Parallel()
 	for name, lose := range map[string]func(w *world){
@@ -138,6 +138,12 @@ func TestWhatNoProgramHasChangedIsRestoredAtOnce(t *testing.T) {
 			w.destroyAll(0)
 			w.label("all-1g.10gb")
 		},
+		"the label is wrong for a moment": func(w *world) {
+			w.label("nonsense")
+			w.settle(config.ReasonUnknownConfig)
+			w.destroyAll(0)
+			w.label("all-1g.10gb")
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -154,6 +160,16 @@ func TestWhatNoProgramHasChangedIsRestoredAtOnce(t *testing.T) {
 				}
 				if f := w.disk.record(t).Learnt.Foreign; f != nil {
 					t.Errorf("the record says that another program has changed GPUs: %+v", f)
+				}
+				for range 7 {
+					w.answered(w.recut())
+				}
+				w.recut()
+				w.spend(time.Minute)
+				w.saysThatSomethingElseChangesGPU0()
+				lose(w)
+				if took := w.answered(time.Now()); took > time.Minute {
+					t.Errorf("after changes by another program, cut after %s", took)
 				}
 			})
 		})

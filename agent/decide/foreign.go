@@ -19,36 +19,45 @@ import (
 // foreignPauses are between the agent's answers to a program that changes the GPUs which the agent has verified. The agent answers the first time at once.
 var foreignPauses = outcome.Pauses{First: 30 * time.Second, Longest: time.Hour}
 
-// Foreign returns the count of foreign changes with the one that the observation shows first; false if it shows none. The GPUs then need steps, although the
-// condition says that they are as requested, and no user has changed the request. A reboot of the host, and an upgrade of the driver, which the condition
-// reports, are no foreign change. Nor is a change of a GPU's health, which makes people and tools reset it.
+// Foreign returns the count of foreign changes, and whether the observation changes it. The count has one more if the GPUs need steps, although the condition
+// says that they are as requested, and no user has changed the request. What is no work of another program does not count, and ends the pause after an
+// earlier foreign change. The count stays then: that the program is gone is not shown before the GPUs stay right.
 func Foreign(seen *state.Observed, want state.Desired, steps []plan.Step, now time.Time) (journal.Foreign, bool) {
 	learnt := seen.Record.Learnt
 	var f journal.Foreign
+	since := learnt.Reported.Since
 	if learnt.Foreign != nil {
 		f = *learnt.Foreign
 	}
-	rebooted := learnt.Boot != "" && seen.Boot.ID != "" && learnt.Boot != seen.Boot.ID
-	if f.Open || rebooted || seen.Journal != nil || !verified(seen, want) || len(changedGPUs(steps)) == 0 || !reportedWell(seen, want) {
+	if f.Open {
+		since = f.Last
+	}
+	switch {
+	case lostInstances(seen, since):
+		return journal.Foreign{Repeats: f.Repeats}, f.Open
+	case f.Open || seen.Journal != nil || !verified(seen, want) || len(changedGPUs(steps)) == 0 || !reportedWell(seen, want):
 		return f, false
 	}
 	return journal.Foreign{Repeats: f.Again(now, foreignPauses), Open: true}, true
 }
 
-// reportedWell reports whether the agent has last reported that the GPUs are as requested, as the node still says, and no GPU has become well or unhealthy
-// since.
+// lostInstances reports whether GPUs may have lost their instances without another program: by a reboot of the host since the agent has verified them, by an
+// upgrade of the driver, which the condition still reports, or since a GPU has become well or unhealthy, which makes people and tools reset it.
+func lostInstances(seen *state.Observed, since time.Time) bool {
+	verifiedIn := seen.Record.Learnt.Boot
+	rebooted := verifiedIn != "" && seen.Boot.ID != "" && verifiedIn != seen.Boot.ID
+	return rebooted || slices.ContainsFunc(seen.Node.Status.Conditions, func(c corev1.NodeCondition) bool {
+		return c.Type == config.ConditionGPUPartitionReady && c.Reason == string(config.ReasonDriverNotLoaded) ||
+			c.Type == config.ConditionGPUUnhealthy && c.LastTransitionTime.After(since)
+	})
+}
+
+// reportedWell reports whether the agent has last reported that the GPUs are as requested, as the node still says.
 func reportedWell(seen *state.Observed, want state.Desired) bool {
 	last := seen.Record.Learnt.Reported
-	well := false
-	for _, c := range seen.Node.Status.Conditions {
-		if c.Type == config.ConditionGPUPartitionReady {
-			well = c.Status == corev1.ConditionTrue && last.Phase == api.PhaseIdle && last.Desired == want.Name
-		}
-		if c.Type == config.ConditionGPUUnhealthy && c.LastTransitionTime.After(last.Since) {
-			return false
-		}
-	}
-	return well
+	return last.Phase == api.PhaseIdle && last.Desired == want.Name && slices.ContainsFunc(seen.Node.Status.Conditions, func(c corev1.NodeCondition) bool {
+		return c.Type == config.ConditionGPUPartitionReady && c.Status == corev1.ConditionTrue
+	})
 }
 
 // verified reports whether the agent has verified the desired state, and nothing else since.

@@ -252,8 +252,8 @@ func (w *Writer) learnt(seen *state.Observed, want state.Desired, r Report) jour
 			l.Cut = seen.Boot.ID
 		}
 	}
-	if l.Asked == nil || want.Fingerprint != "" && want.Fingerprint != l.Asked.Fingerprint {
-		l.Foreign = nil // a user has changed the request
+	if l.Asked == nil || want.Name != l.Reported.Desired || want.Fingerprint != "" && want.Fingerprint != l.Asked.Fingerprint {
+		l.Foreign = nil // a user has changed the request, though perhaps to one that names nothing
 	}
 	now := w.Clock.Stamp()
 	switch {

@@ -69,6 +69,7 @@ var decidedByReason = map[string]string{
 	"verdict Acknowledge":  "a finding has no other kind than its reason",
 	"verdict recall":       "a finding has no other kind than its reason, also in the record",
 	"api PhaseBeside":      "a pass that cannot observe the whole node writes nothing but the condition",
+	"decide lostInstances": "the condition alone says that the driver was away at the last pass",
 	"rollout see":          "an agent that cannot read the journal writes nothing but the condition",
 	"rollout waitsForUser": "an agent asks users whether they mean an older label by its condition alone",
 }
