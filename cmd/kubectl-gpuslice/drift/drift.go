@@ -7,6 +7,7 @@ package drift
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"fmt"
 	"maps"
 	"slices"
@@ -125,7 +126,7 @@ func (c *comparison) readNodes(ctx context.Context, client kube.Interface) error
 				}
 			}
 			c.nodes = append(c.nodes, node{name: n.Name, labels: n.Labels, taints: n.Spec.Taints, offers: offers})
-			if slices.ContainsFunc(n.Spec.Taints, func(t corev1.Taint) bool { return t.Key == config.TaintRepartitioning }) {
+			if isChanging(n) {
 				c.Changing = append(c.Changing, n.Name)
 			}
 		}
@@ -136,6 +137,23 @@ func (c *comparison) readNodes(ctx context.Context, client kube.Interface) error
 			return nil
 		}
 	}
+}
+
+// longestJournal is as much as the annotations of one object may have.
+const longestJournal = 256 << 10
+
+// isChanging reports whether the agent keeps pods from the node or from devices of it. A change of GPUs that NVIDIA's DRA driver allocates sets no taint, so
+// the journal counts, if it can be read.
+func isChanging(n corev1.Node) bool {
+	if slices.ContainsFunc(n.Spec.Taints, func(t corev1.Taint) bool { return t.Key == config.TaintRepartitioning }) {
+		return true
+	}
+	var journal struct {
+		Cordoned bool              `json:"cordoned"`
+		Closed   []json.RawMessage `json:"closed"`
+	}
+	text := n.Annotations[config.AnnotationJournal]
+	return len(text) <= longestJournal && json.Unmarshal([]byte(text), &journal) == nil && (journal.Cordoned || len(journal.Closed) > 0)
 }
 
 func (c *comparison) idle(about, format string, args ...any) {

@@ -125,6 +125,35 @@ func TestAFlavorWhoseNodesAreAllClosedIsFoundOut(t *testing.T) {
 	}
 }
 
+// A change of GPUs that NVIDIA's DRA driver allocates sets no taint.
+func TestWhichNodesAreChanging(t *testing.T) {
+	t.Parallel()
+	for name, row := range map[string]struct {
+		taint, journal string
+		want           []string
+	}{
+		"none":                    {"team", "", nil},
+		"fenced by a taint":       {"gpuslice.io/repartitioning", "", []string{"a"}},
+		"fenced by a cordon":      {"node.kubernetes.io/unschedulable", `{"version":1,"cordoned":true}`, []string{"a"}},
+		"devices that are closed": {"team", `{"version":1,"cordoned":false,"closed":["gpu-0"]}`, []string{"a"}},
+		"released until a reboot": {"team", `{"version":1,"cordoned":false,"parked":true}`, nil},
+		"no journal":              {"team", `{"cordoned":`, nil},
+		"endless":                 {"team", `{"cordoned":true,"target":"` + strings.Repeat("a", 256<<10) + `"}`, nil},
+	} {
+		a := node("a", nil, "4")
+		a.Spec.Taints = []corev1.Taint{{Key: row.taint, Effect: corev1.TaintEffectNoSchedule}}
+		a.Annotations = map[string]string{"gpuslice.io/journal": row.journal}
+		report, err := drift.Find(t.Context(), clientset.Of(fake.NewClientset(a)),
+			dynamicfake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), served), drift.Known{Groups: groups(served)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(row.want, report.Changing); diff != "" {
+			t.Errorf("%s: changing (-want +got):\n%s", name, diff)
+		}
+	}
+}
+
 func TestWhatIsPromisedIsComparedWithWhatNodesOffer(t *testing.T) {
 	nodes := []runtime.Object{
 		node("a", map[string]string{"pool": "x", "size": "large"}, "8"),
