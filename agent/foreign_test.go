@@ -303,12 +303,21 @@ func TestALabelThatIsOlderThanTheFirstAgentIsCarriedOutWhereItTakesNothing(t *te
 			w.restart()
 			w.pod("holder", w.snapshot()[0].Instances[0].Devices[0].UUID)
 		},
-		"the record is lost in the middle of a change": func(w *world) {
-			w.converge("all-7g.80gb")
-			w.label("all-1g.10gb")
-			w.untilCordoned()
-			w.disk.text = nil
-			w.restart()
+		"the record is lost in the middle of a change": func(w *world) { w.losesRecord() },
+		"the record is lost in the middle of a change, by managedFields": func(w *world) {
+			w.fillManagedFields()
+			w.losesRecord(config.AnnotationJournal)
+		},
+		"the record is lost in the middle of a change, without managedFields": func(w *world) { w.losesRecord(config.AnnotationJournal) },
+		"the record is lost in the middle of a change of claims":              func(w *world) { w.byClaims(); w.losesRecord() },
+		"the record is lost in the middle of a change of claims, by managedFields": func(w *world) {
+			w.byClaims()
+			w.fillManagedFields()
+			w.losesRecord(config.AnnotationJournal)
+		},
+		"the record is lost in the middle of a change of claims, without managedFields": func(w *world) {
+			w.byClaims()
+			w.losesRecord(config.AnnotationJournal)
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -321,9 +330,32 @@ func TestALabelThatIsOlderThanTheFirstAgentIsCarriedOutWhereItTakesNothing(t *te
 				prepare(w)
 				w.label("all-1g.10gb")
 				w.reach("all-1g.10gb")
+				w.expectGivenBack()
 			})
 		})
 	}
+}
+
+// byClaims lets NVIDIA's DRA driver allocate the GPUs.
+func (w *world) byClaims() {
+	w.t.Helper()
+	w.noPlugin, w.draDriver = true, true
+	w.spend(time.Minute)
+}
+
+// losesRecord loses the host's record in the middle of a change that destroys instances, and with it annotations of the node.
+func (w *world) losesRecord(annotations ...string) {
+	w.t.Helper()
+	w.converge("all-7g.80gb")
+	cut := false
+	w.countChanges(func(int) { cut = true })
+	w.label("all-1g.10gb")
+	w.passes("the first change of a GPU", func() bool { return cut })
+	w.disk.text = nil
+	for _, key := range annotations {
+		w.unannotate(key)
+	}
+	w.restart()
 }
 
 // A profile that a user sets is a new request. When it goes, the label below it is as old as before.

@@ -37,6 +37,7 @@ func (a *Agent) observe(ctx context.Context) (*state.Observed, error) {
 	seen.Marks.Fenced = a.env.Fence.IsRaised(node)
 	a.actors.rebooter.ObserveBoot(ctx, seen)
 	seen.Journal, seen.Record.Known, err = a.actors.journal.Read(ctx, node, seen.Boot.ID)
+	seen.Marks.Lost = state.LostChange(node, seen.Record.Known)
 	seen.Marks.Startup = a.actors.fencing.Startup(node, seen.Journal)
 	seen.Marks.Returned = !a.actors.fencing.ReturnedUntil(node, seen.Journal).IsZero()
 	if seen.Record.First && !showsAgent(seen) {
@@ -81,7 +82,7 @@ func (a *Agent) observe(ctx context.Context) (*state.Observed, error) {
 // showsAgent reports whether an agent has been here, by the node alone: the host's record may be lost. Whoever can write these marks can set a label anew.
 func showsAgent(seen *state.Observed) bool {
 	ready := report.PartitionReady(seen.Node)
-	return ready != nil && ready.Status == corev1.ConditionTrue || seen.Record.StrangeJournal || seen.Marks.Fenced
+	return ready != nil && ready.Status == corev1.ConditionTrue || seen.Marks.Fenced || seen.Marks.Lost
 }
 
 // listPods lists all pods of the node. It drops owner references to DaemonSets and nodes that do not exist. The agent recognizes pods of NVIDIA's programs by

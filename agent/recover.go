@@ -176,6 +176,7 @@ func (a *Agent) pendingRestores(ctx context.Context, node *corev1.Node) (pending
 	if seen.Journal, seen.Record.Known, err = a.actors.journal.Read(ctx, node, ""); err != nil {
 		return left, err
 	}
+	seen.Marks.Fenced, seen.Marks.Lost = a.env.Fence.IsRaised(node), state.LostChange(node, seen.Record.Known)
 	if r := a.observers.record.Now(); seen.Journal == nil && !r.Ends {
 		for _, unit := range r.Host.Stopped {
 			if slices.Contains(a.env.Settings.Units, unit) {
@@ -192,7 +193,7 @@ func (a *Agent) pendingRestores(ctx context.Context, node *corev1.Node) (pending
 	if seen.Journal != nil && !seen.Journal.Parked {
 		left.ours = append(left.ours, seen.Journal.Describe())
 	}
-	if a.env.Fence.IsRaised(node) {
+	if seen.Marks.Fenced {
 		left.ours = append(left.ours, "the taint "+config.TaintRepartitioning)
 	}
 	if o := a.observers.leftovers.Orphan(seen); o.Exists() {

@@ -35,9 +35,8 @@ func (l *Leftovers) Orphan(seen *state.Observed) state.Orphan {
 	if seen.Journal != nil {
 		return o
 	}
-	who, _, cordoned := fence.Cordoner(seen.Node)
 	_, kept := seen.Node.Annotations[config.AnnotationKeepCordoned]
-	o.Cordon = cordoned && who == config.FieldManager && !kept
+	o.Cordon = seen.Node.Spec.Unschedulable && !seen.ForeignCordon() && !kept
 	o.Kept = l.Fence.KeptBy(seen.Node, config.FieldManager, config.FenceAnnotations())
 	o.StrangeJournal, o.Host = seen.Record.StrangeJournal, seen.Record.Pending
 	o.Labels = map[string]string{}

@@ -67,7 +67,7 @@ func nameOf(m fence.Marker) string {
 // Orphan is what a change has left on a node without a journal, as when a user has removed the journal by hand. The agent restores it anyway: the marks
 // are the agent's, or those of a tool that the settings tell the agent to clean up after.
 type Orphan struct {
-	Cordon         bool              // the agent has cordoned the node, by managedFields
+	Cordon         bool              // the agent has cordoned the node, by managedFields or its marks
 	Kept           []string          // other tools' annotations that the agent has set, by managedFields
 	Labels         map[string]string // labels of paused operands, with their former values
 	StrangeJournal bool              // the node has a journal that this host's agent did not write
@@ -131,9 +131,27 @@ func (s *Observed) PluginPaused() bool {
 	})
 }
 
+// LostChange reports whether the node shows a change by an agent, and the host's record of it is lost. A change of GPUs that NVIDIA's DRA driver allocates
+// sets no taint, so the journal, the reason that Slurm shows, and the agent's condition count. The annotations for autoscalers do not: administrators
+// set the same. While the record is there it says better than the node what is under way. Any of these marks may be forged, as the taint may: whoever can
+// write them can also write managedFields, by which a cordon is the agent's, and labels, which ask for a change.
+func LostChange(node *corev1.Node, record journal.Known) bool {
+	return record.StrangeJournal || record.First && (strings.HasPrefix(node.Annotations[config.AnnotationCordonReason], config.CordonReasonPrefix) ||
+		slices.ContainsFunc(node.Status.Conditions, func(c corev1.NodeCondition) bool {
+			return c.Type == config.ConditionGPUPartitionReady && slices.Contains(inChange, config.Reason(c.Reason))
+		}))
+}
+
+// inChange are the reasons that the condition has behind a fence alone. Others are given before it as well, such as EvictionBlocked and GPUInUse, or without
+// one, such as AwaitingCapacity: another user's cordon must not count as the agent's for them.
+var inChange = []config.Reason{
+	config.ReasonFencing, config.ReasonEvicting, config.ReasonPausingOperands, config.ReasonStoppingUnits, config.ReasonRepartitioning, config.ReasonRecovering,
+	config.ReasonRollingBack, config.ReasonFinishing,
+}
+
 // ForeignCordon reports whether another user or tool has cordoned the node. managedFields name the owner of a cordon. If they are stripped from the node,
-// the journal says whether the cordon was there before the change. Without a journal, a cordon together with the agent's taint is the agent's. The agent
-// lifts only its own cordon.
+// the journal says whether the cordon was there before the change. Without a journal, a cordon together with the agent's taint, or with another mark of a
+// change whose record is lost, is the agent's. The agent lifts only its own cordon.
 func (s *Observed) ForeignCordon() bool {
 	if !s.Node.Spec.Unschedulable {
 		return false
@@ -145,7 +163,7 @@ func (s *Observed) ForeignCordon() bool {
 	case s.Journal != nil && s.Journal.Cordoned:
 		return s.Journal.WasUnschedulable
 	default:
-		return !s.Marks.Fenced
+		return !s.Marks.Fenced && !s.Marks.Lost
 	}
 }
 

@@ -55,8 +55,10 @@ type Observed struct {
 
 // Marks is what the agent and other tools have written on the node object.
 type Marks struct {
-	Tools   []fence.Marker
-	Fenced  bool
+	Tools  []fence.Marker
+	Fenced bool
+	// Lost: the node shows a change by an agent, and the host's record of it is lost. See LostChange.
+	Lost    bool
 	Startup []corev1.Taint // taints of a node that has just been registered: they keep pods away
 	// Returned: another program keeps putting these taints back, and the agent leaves them there.
 	Returned bool

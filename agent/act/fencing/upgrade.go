@@ -90,11 +90,11 @@ func (u *UpgradeWatch) ReleaseNode(ctx context.Context, seen *state.Observed) {
 		return
 	}
 	var err error
-	switch who, _, cordoned := fence.Cordoner(seen.Node); {
+	uncordon := seen.Node.Spec.Unschedulable && !seen.ForeignCordon()
+	switch {
 	case seen.Journal != nil && seen.Journal.KeepsPodsAway():
 		err = u.Fencing.LeaveJournal(ctx, seen, seen.GivingBack(), *seen.Journal)
-	case seen.Journal == nil && (seen.Marks.Fenced || cordoned && who == config.FieldManager):
-		uncordon := cordoned && !seen.ForeignCordon()
+	case seen.Journal == nil && (seen.Marks.Fenced || uncordon):
 		err = u.Nodes.Patch(ctx, seen.Node, func(node *corev1.Node) ([]byte, error) { return u.Fence.Lift(node, uncordon) })
 	default:
 		return
