@@ -15,7 +15,7 @@ import (
 
 // Policy says which pods may be evicted or deleted, and when. The zero Policy evicts them all, and has no deadline.
 type Policy struct {
-	Rules     []Rule // the first that fits a pod counts, also over Unmanaged and EmptyDir
+	Rules     []Rule // the first that fits a pod counts, also over Unmanaged and EmptyDir unless its action is Ask
 	Unmanaged Choice // for pods that no controller recreates
 	EmptyDir  Choice // for pods with files on the node's disk, which are lost with them
 
@@ -202,6 +202,9 @@ func (p Policy) ruling(pod holders.Pod, base time.Time) terms {
 	if i := slices.IndexFunc(p.Rules, func(r Rule) bool { return r.fits(pod) }); i >= 0 {
 		t := p.Rules[i].ruling()
 		if t.ask {
+			if lost, refused := p.loss(pod); refused {
+				return lost
+			}
 			t.reactor = reactorOf(pod)
 			if t.wait == 0 {
 				p.grant(&t, pod, base)

@@ -86,6 +86,7 @@ func TestThePolicyRefusesBeforeAnyRequest(t *testing.T) {
 		"a rule of the pod's namespace":  {of("a", "ReplicaSet"), with(both, rule(drain.Refuse, api, "x", "team")), "drain.rules[0]", byRule},
 		"a rule of other namespaces":     {of("a", "ReplicaSet"), with(both, rule(drain.Refuse, api, "x", "y")), "", ""},
 		"a rule of other pods":           {of("a", "ReplicaSet"), with(both, rule(drain.Refuse, db)), "", ""},
+		"a rule that asks":               {of("a", "StatefulSet", hasEmptyDir), with(both, rule(drain.Ask, api)), "drain.emptyDir", lost},
 		"a rule counts over the choices": {of("a", "", isUnmanaged, hasEmptyDir), with(both, rule(drain.Evict, api)), "", ""},
 		"the first rule that fits counts": {
 			of("a", "ReplicaSet"), with(both, rule(drain.Evict, api), second(rule(drain.Refuse, api))), "", "",
