@@ -254,3 +254,61 @@ func TestAPodThatIsAskedHasTheNodeFencedWhereDevicesWouldBeClosed(t *testing.T) 
 		w.expectNothingLeft("seven")
 	})
 }
+
+// How long pods may stay does not depend on what they still show, nor on when the agent was last killed.
+func TestPodsKeepTheirTimeWhenTheirWorkHasEnded(t *testing.T) {
+	t.Parallel()
+	const deadline = "nodeset.slinky.slurm.net/pod-deadline"
+	critical := func(p *corev1.Pod) {
+		p.Spec.PriorityClassName, p.Spec.Priority = "system-node-critical", new(int32(2000001000))
+	}
+	for name, row := range map[string]func(w *world){
+		"while it ends": func(w *world) {
+			w.editPod("slurmd-0", func(p *corev1.Pod) { delete(p.Annotations, deadline); ofSlinky("Idle", "Drain")(p) })
+			w.passes("termination", func() bool { return w.isTerminating("slurmd-0") })
+			w.restart()
+		},
+		"before its eviction": func(w *world) {
+			w.editPod("slurmd-0", func(p *corev1.Pod) { delete(p.Annotations, deadline); ofSlinky("Completing", "Drain")(p) })
+			w.restart()
+			if w.spend(time.Minute); !w.runs("slurmd-0") {
+				w.t.Error("its job was cut off")
+			}
+			w.editPod("slurmd-0", ofSlinky("Idle", "Drain"))
+		},
+		"with a critical pod after it": func(w *world) { w.endPod("slurmd-0"); w.restart() },
+		"with a kubelet that is silent while the critical pod ends": func(w *world) {
+			w.endPod("slurmd-0")
+			w.passes("termination", func() bool { return w.isTerminating("dns") })
+			w.kubeletSilent = true
+			w.spend(30 * time.Second)
+			w.kubeletSilent = false
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, h100)
+				w.settings.Drain.GradualFor, w.settings.Timeouts.Drain, w.grace = 10*time.Minute, 10*time.Minute, 3*time.Minute
+				w.restart()
+				w.turn()
+				ends := time.Now().Add(40 * time.Minute)
+				w.pod("slurmd-0", w.gpus.UUIDs()[0], ofSlinky("Allocated", "Drain"), func(p *corev1.Pod) {
+					metav1.SetMetaDataAnnotation(&p.ObjectMeta, deadline, ends.UTC().Format(time.RFC3339))
+				})
+				w.pod("dns", w.gpus.UUIDs()[1], critical)
+				w.label("all-balanced")
+				w.untilCordoned()
+				w.spend(35 * time.Minute)
+				if !w.runs("slurmd-0") || !w.runs("dns") || !w.hasJournal() {
+					t.Fatalf("35m after the cordon: %s", w.condition().Message)
+				}
+				row(w)
+				w.reach("all-balanced")
+				if w.disk.record(t).Learnt.Granted != nil {
+					t.Error("the record keeps the times of a change that has ended")
+				}
+			})
+		})
+	}
+}

@@ -176,7 +176,8 @@ func newActors(o Options, driver nvml.Driver, a *Agent) actors {
 	env := a.env
 	writer := &journal.Writer{Record: a.observers.record, Nodes: env.Nodes, Fence: env.Fence, Clock: env.Clock}
 	evictions := &evict.Evictions{
-		Env: env, Evictor: drain.NewEvictor(o.Client, env.Clock, o.Log.Named("drain")), Wakes: a.observers.wakes, Retries: a.deciders.retries, Metrics: o.Metrics,
+		Env: env, Evictor: drain.NewEvictor(o.Client, env.Clock, o.Log.Named("drain")), Journal: writer, Wakes: a.observers.wakes, Retries: a.deciders.retries,
+		Metrics: o.Metrics,
 	}
 	handover := &plugin.Handover{Plugin: a.observers.devicePlugin, Client: o.Client, Nodes: env.Nodes, Evictions: evictions, Retries: a.deciders.retries}
 	rebooter := &reboot.Rebooter{Env: env, Host: o.Host, Kernel: a.observers.kernel, Sentinel: &reboot.Sentinel{Path: o.Settings.Reboot.Sentinel}, Journal: writer}

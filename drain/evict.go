@@ -86,7 +86,6 @@ type Evictor struct {
 
 	evictions map[types.UID]*attempt // by Evict
 	dryRuns   map[types.UID]*attempt // by DryRun
-	granted   grants                 // by Evict
 	blind     time.Time              // until when it does not search successors again, as it lacks the right
 }
 
@@ -96,13 +95,6 @@ type attempt struct {
 	at      time.Time
 	backoff wait.Backoff
 	labels  map[string]string // that the pod had: a budget selects by them
-}
-
-// grants are the longest times that pods behind one fence may take. They are remembered, since the pod no longer shows its time when its work has ended.
-type grants struct {
-	since time.Time // when the fence was raised
-	pods  map[types.UID]time.Duration
-	asked time.Duration // the longest of pods that are asked
 }
 
 // NewEvictor returns an Evictor that acts through client.
@@ -126,14 +118,9 @@ func NewEvictor(client kube.Interface, clock clock.PassiveClock, log *zap.Logger
 // Callers list the pods again before each call. A verdict of Blocked is about the name: a replaced pod can count as blocked as long as its budget is
 // used up.
 func (e *Evictor) Evict(ctx context.Context, pods []holders.Pod, policy Policy, since time.Time) []Verdict {
+	policy.Granted = policy.Grant(pods, since)
 	r := round{Evictor: e, now: e.clock.Now(), policy: policy, since: since, lastAttempts: e.evictions, nextAttempts: map[types.UID]*attempt{}}
 	e.evictions = r.nextAttempts
-	if !e.granted.since.Equal(since) || e.granted.pods == nil {
-		e.granted = grants{since: since, pods: map[types.UID]time.Duration{}}
-	}
-	if !since.IsZero() {
-		e.granted.asked = max(e.granted.asked, policy.asked(pods, since))
-	}
 	out := make([]Verdict, len(pods))
 	for t := range tiers {
 		left := r.earlierTierLeft
@@ -185,7 +172,7 @@ func (r *round) overdue(t terms) bool { return !t.end.IsZero() && !r.now.Before(
 
 // verdict judges one pod, and remembers the verdict for the next call.
 func (r *round) verdict(ctx context.Context, pod holders.Pod) Verdict {
-	t := r.terms(pod)
+	t := r.policy.terms(pod, r.since, r.now)
 	before := r.lastAttempts[pod.UID]
 	if before != nil && !r.dryRun && !pod.Terminating && r.stillValid(before, pod, t) {
 		r.nextAttempts[pod.UID] = before
@@ -200,24 +187,6 @@ func (r *round) verdict(ctx context.Context, pod holders.Pod) Verdict {
 		r.logNews(before, v)
 	}
 	return r.withDeadline(v, t)
-}
-
-// terms are those of the policy, with the longest time that the pod had behind this fence.
-func (r *round) terms(pod holders.Pod) terms {
-	asked := r.granted.asked
-	if len(r.policy.Rules) == 0 && r.policy.AskFor == 0 { // it is for other pods than those that were asked behind this fence
-		asked = 0
-	}
-	t := r.policy.terms(pod, r.since, r.now, asked)
-	if !t.ask || t.deadline.IsZero() {
-		return t
-	}
-	if before := r.granted.pods[pod.UID]; before > t.wait {
-		longer := before - t.wait
-		t.wait, t.until, t.deadline, t.end = before, t.until.Add(longer), t.deadline.Add(longer), t.end.Add(longer)
-	}
-	r.granted.pods[pod.UID] = t.wait
-	return t
 }
 
 // stillValid reports whether it is too early for a new request. An answer from before the deadline is outdated after it, when the pod may be deleted, as

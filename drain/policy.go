@@ -3,12 +3,14 @@ package drain
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpuslice/gpuslice/drain/holders"
 )
@@ -27,6 +29,10 @@ type Policy struct {
 	// cordons or requests. If it is 0, no program is known.
 	AskFor   time.Duration
 	AskField string // field of the settings that AskFor comes from: "drain.gradualFor"
+
+	// Granted are the times that Grant returned before for pods behind the same fence. Without them a pod that no longer shows when its work ends has only
+	// AskFor, and the pods that leave after it have no time of their own.
+	Granted map[types.UID]time.Duration
 
 	Deadline    time.Duration // how long a pod may take to leave, from the fence or the end of its own time on; 0 for any time
 	Delete      bool          // delete pods that are there after the deadline
@@ -118,19 +124,22 @@ type terms struct {
 	reactor *reactor      // the program that lets it go; nil if none is known
 	ends    time.Time     // when its own work has ended at the latest; zero if that is not known
 
-	// These are zero before the fence is up, and the last two also without a deadline. They follow from the fence's time, the settings and the pod,
-	// so that a restart of the agent moves none of them.
+	// These are zero before the fence is up, and the last two also without a deadline. They follow from the fence's time, the settings, the pod and
+	// Policy.Granted, so that a restart of the agent moves none of them.
 	until    time.Time // until when it may end by itself; of one that is asked, its deadline
 	deadline time.Time // from when on the policy deletes it, if it deletes
 	end      time.Time // when it has to be gone, evicted or deleted
 }
 
-// terms returns the terms of a pod behind a fence raised at since; zero means that no fence is up. asked is the longest time of the pods that are asked.
-func (p Policy) terms(pod holders.Pod, since, now time.Time, asked time.Duration) terms {
+// terms returns the terms of a pod behind a fence raised at since; zero means that no fence is up.
+func (p Policy) terms(pod holders.Pod, since, now time.Time) terms {
 	if since.IsZero() {
 		return p.ruling(pod, now)
 	}
 	t := p.ruling(pod, since)
+	if t.ask {
+		t.wait = max(t.wait, p.Granted[pod.UID])
+	}
 	t.until = since.Add(t.wait)
 	if p.Deadline == 0 {
 		return t
@@ -142,7 +151,7 @@ func (p Policy) terms(pod holders.Pod, since, now time.Time, asked time.Duration
 	}
 	if mine != ordinary {
 		// It is evicted when the ordinary pods have left. Rules may let these stay for hours.
-		stays = max(stays, p.longestWait()+p.Deadline, asked+p.Deadline)
+		stays = max(stays, p.longestWait()+p.Deadline, p.longestGrant()+p.Deadline)
 	}
 	t.deadline = since.Add(stays)
 	if t.ask {
@@ -159,8 +168,9 @@ func (p Policy) terms(pod holders.Pod, since, now time.Time, asked time.Duration
 // Patience is how long the last of the pods may stay behind a fence raised at since, until the policy's deadline for it; 0 if there is none.
 func (p Policy) Patience(pods []holders.Pod, since time.Time) time.Duration {
 	longest := p.Deadline
+	p.Granted = p.Grant(pods, since)
 	for _, pod := range pods {
-		if t := p.terms(pod, since, since, p.asked(pods, since)); !t.deadline.IsZero() {
+		if t := p.terms(pod, since, since); !t.deadline.IsZero() {
 			longest = max(longest, t.deadline.Sub(since))
 		}
 	}
@@ -177,13 +187,27 @@ func (p Policy) longestWait() time.Duration {
 	return longest
 }
 
-// asked is the longest time that one of the pods may take that are asked behind a fence raised at since.
-func (p Policy) asked(pods []holders.Pod, since time.Time) time.Duration {
-	var longest time.Duration
+// Grant returns Granted with the times of these pods: for each one that is asked behind a fence raised at since, how long after the fence it may take to
+// leave. It shortens none and forgets none: pods no longer show their time when their work has ended, and the pods of later tiers leave after those that are
+// gone. Each pod has its own time, so that nobody gains any by another's.
+func (p Policy) Grant(pods []holders.Pod, since time.Time) map[types.UID]time.Duration {
+	if since.IsZero() {
+		return p.Granted
+	}
+	granted := map[types.UID]time.Duration{}
+	maps.Copy(granted, p.Granted)
 	for _, pod := range pods {
 		if t := p.ruling(pod, since); t.ask {
-			longest = max(longest, t.wait)
+			granted[pod.UID] = max(granted[pod.UID], t.wait)
 		}
+	}
+	return granted
+}
+
+func (p Policy) longestGrant() time.Duration {
+	var longest time.Duration
+	for _, wait := range p.Granted {
+		longest = max(longest, wait)
 	}
 	return longest
 }

@@ -250,18 +250,25 @@ func TestASlurmPodHasUntilItsJobsEnd(t *testing.T) {
 	t.Run("also when they have ended, and the annotation is gone", func(t *testing.T) {
 		s := newServer()
 		e, clock := s.evictor()
+		policy := asking()
 		long := of("a", "NodeSet", func(p *holders.Pod) { isSlurm("Allocated", "Drain")(p); endsAt("2026-03-02T12:00:00Z")(p) })
 		critical := of("dns", "ReplicaSet", isCritical)
-		e.Evict(t.Context(), []holders.Pod{long, critical}, asking(), noon)
+		policy.Granted = policy.Grant([]holders.Pod{long, critical}, noon)
 		clock.SetTime(noon.Add(20 * time.Hour))
-		got := e.Evict(t.Context(), []holders.Pod{of("a", "NodeSet", isSlurm("Idle", "Drain")), critical}, asking(), noon)
+		got := e.Evict(t.Context(), []holders.Pod{of("a", "NodeSet", isSlurm("Idle", "Drain")), critical}, policy, noon)
 		want := []string{"Requested", "Queued a critical pod: it leaves after the ordinary ones"}
 		if diff := cmp.Diff(want, outcome(got)); diff != "" || got[0].Overdue || got[1].Overdue {
 			t.Errorf("(-want +got):\n%s", diff)
 		}
-		got = e.Evict(t.Context(), []holders.Pod{critical}, asking(), noon)
+		got = e.Evict(t.Context(), []holders.Pod{critical}, policy, noon)
 		if got[0].State != drain.Requested || got[0].Overdue {
 			t.Errorf("when it has left: %v, overdue %t", outcome(got), got[0].Overdue)
+		}
+		if got := policy.Patience([]holders.Pod{critical}, noon); got != 26*time.Hour {
+			t.Errorf("the critical pod may stay for %s after the fence, want 26h", got)
+		}
+		if got := e.Evict(t.Context(), []holders.Pod{of("b", "NodeSet", isSlurm("Allocated", "Drain"))}, policy, noon)[0]; !got.Overdue {
+			t.Error("another pod that is asked gains the time of this one")
 		}
 	})
 }

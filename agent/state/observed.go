@@ -282,6 +282,14 @@ func (s *Observed) Operation() string {
 	return s.Journal.Operation
 }
 
+// Granted returns how long after the fence of the change under way pods may take that are asked behind it, by their UIDs; nil if none was asked.
+func (s *Observed) Granted() map[types.UID]time.Duration {
+	if s.Journal == nil {
+		return nil
+	}
+	return s.Record.Learnt.Granted.Behind(s.Journal.Started)
+}
+
 // Since returns when the reason began: now, unless the agent has reported it already.
 func (s *Observed) Since(reason config.Reason, now time.Time) time.Time {
 	if s.Record.Learnt.Reported.Reason == reason && !s.Record.Learnt.Reported.Since.IsZero() {

@@ -21,6 +21,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/agent/report/metrics"
 	"github.com/gpuslice/gpuslice/agent/state"
+	"github.com/gpuslice/gpuslice/agent/state/journal"
 	"github.com/gpuslice/gpuslice/agent/state/outcome"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/config/sanitize"
@@ -34,6 +35,7 @@ type Evictions struct {
 	act.Env
 
 	Evictor *drain.Evictor
+	Journal *journal.Writer
 	Wakes   *watch.Sources
 	Retries *decide.Retries
 	Metrics *metrics.Metrics
@@ -166,7 +168,11 @@ func (e *Evictions) request(ctx context.Context, in act.Input, pods []plan.Pod) 
 			policy.Deadline = e.Retries.Deadline(in.Seen, in.Want, in.Step()).Sub(fenced)
 		}
 	}
-	verdicts := e.Evictor.Evict(all, in.Seen.Drained(pods), policy, fenced)
+	leave := in.Seen.Drained(pods)
+	if policy.Granted = policy.Grant(leave, fenced); len(policy.Granted) > 0 { // before the first request: the pods may end soon after it, and show it no more
+		e.Journal.Grant(ctx, fenced, policy.Granted)
+	}
+	verdicts := e.Evictor.Evict(all, leave, policy, fenced)
 	e.Wakes.BlockedBy(verdicts)
 	e.Metrics.Evicted(verdicts)
 	return verdicts, policy
@@ -227,6 +233,7 @@ func cancelAdvice(want state.Desired) string {
 func (e *Evictions) policy(seen *state.Observed, step plan.Step, want state.Desired) (p drain.Policy) {
 	if step.Kind == plan.Evict && !want.Undo {
 		p = decide.From(e.Settings.With(want.Drain))
+		p.Granted = seen.Granted()
 	}
 	if seen.Kubelet.Err != nil {
 		p.KubeletSilent = seen.Kubelet.Err.Error()
@@ -260,8 +267,9 @@ func (e *Evictions) RequireHoldersKnown(seen *state.Observed, want state.Desired
 	}
 	until := e.Retries.Deadline(seen, want, step)
 	if step.Kind == plan.Evict { // kubelet may be silent more than once in the hours that pods have to end by themselves
-		fenced := seen.Journal.Started
-		until = decide.Latest(until, fenced.Add(decide.From(e.Settings.With(want.Drain)).Patience(seen.Drained(step.Pods), fenced)))
+		fenced, policy := seen.Journal.Started, decide.From(e.Settings.With(want.Drain))
+		policy.Granted = seen.Granted()
+		until = decide.Latest(until, fenced.Add(policy.Patience(seen.Drained(step.Pods), fenced)))
 	}
 	if e.Clock.Now().After(until) && !want.Undo {
 		return &api.Failure{Fingerprint: want.Fingerprint, Reason: reason, Message: fmt.Sprintf("no pod was evicted %v, up to the deadline", busy)}

@@ -257,7 +257,9 @@ func (e *Evidence) deadline() time.Time {
 			granted = append(granted, v.Pod)
 		}
 	}
-	return e.Journal.Started.Add(decide.From(e.Settings).Patience(granted, e.Journal.Started))
+	policy := decide.From(e.Settings)
+	policy.Granted = e.Granted()
+	return e.Journal.Started.Add(policy.Patience(granted, e.Journal.Started))
 }
 
 // taints returns the taints that keep pods away and that gpuslice sets, lifts or explains.

@@ -1,9 +1,14 @@
 package journal
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"time"
+
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/state/outcome"
@@ -31,7 +36,58 @@ type Learnt struct {
 	Foreign    *Foreign      `json:"foreign,omitempty"` // what another program has done to GPUs since a user last changed the request
 	// Found has the labels and annotations that ask for something and that the first agent on this node has found there. One that a user sets anew is
 	// removed from it.
-	Found map[string]string `json:"found,omitempty"`
+	Found   map[string]string `json:"found,omitempty"`
+	Granted *Granted          `json:"granted,omitempty"`
+}
+
+// Granted is until when pods may stay that are asked behind one fence. A pod that ends no longer shows it.
+type Granted struct {
+	Since time.Time               `json:"since"` // when the fence was raised: that of another change is void
+	Until map[types.UID]time.Time `json:"until"`
+}
+
+// Behind returns how long after a fence raised at since the pods may take, by their UIDs; nil if nothing is known of this fence.
+func (g *Granted) Behind(since time.Time) map[types.UID]time.Duration {
+	if g == nil || !g.Since.Equal(since) {
+		return nil
+	}
+	out := map[types.UID]time.Duration{}
+	for uid, until := range g.Until {
+		out[uid] = until.Sub(since)
+	}
+	return out
+}
+
+// bounded returns the longest that a record can hold.
+func (g *Granted) bounded() *Granted {
+	if g == nil {
+		return nil
+	}
+	out := &Granted{Since: g.Since, Until: map[types.UID]time.Time{}}
+	longestFirst := func(a, b types.UID) int { return cmp.Or(g.Until[b].Compare(g.Until[a]), cmp.Compare(a, b)) }
+	for _, uid := range slices.SortedFunc(maps.Keys(g.Until), longestFirst) {
+		if name("learnt.granted", string(uid)) == nil && len(out.Until) < maxNames {
+			out.Until[uid] = g.Since.Add(min(max(g.Until[uid].Sub(g.Since), 0), longestChange*time.Second))
+		}
+	}
+	return out
+}
+
+func (g *Granted) check() error {
+	if g == nil {
+		return nil
+	}
+	var err error
+	if len(g.Until) > maxNames {
+		err = fmt.Errorf("learnt.granted has %d entries, at most %d", len(g.Until), maxNames)
+	}
+	for uid, until := range g.Until {
+		err = errors.Join(err, name("learnt.granted", string(uid)))
+		if took := until.Sub(g.Since); took < 0 || took > maxSeconds*time.Second {
+			err = errors.Join(err, fmt.Errorf("learnt.granted is %s from the fence on, at most %d seconds", took, maxSeconds))
+		}
+	}
+	return err
 }
 
 // Foreign counts how often another program has changed the GPUs after the agent had verified them.
@@ -94,6 +150,7 @@ func (l Learnt) bounded() Learnt {
 	if u := l.Uncured; u != nil {
 		l.Uncured = &Uncured{Devices: u.Devices[:min(len(u.Devices), maxNames)], Since: u.Since}
 	}
+	l.Granted = l.Granted.bounded()
 	return l
 }
 
@@ -140,7 +197,7 @@ func (l *Learnt) check() error {
 			err = errors.Join(err, fmt.Errorf("learnt.took is %d and %d seconds, at most %d", t.Whole, t.Rest, maxSeconds))
 		}
 	}
-	return errors.Join(err, checkKeys(l.Published))
+	return errors.Join(err, checkKeys(l.Published), l.Granted.check())
 }
 
 func checkKeys(k nodekeys.Keys) error {

@@ -43,7 +43,7 @@ type Record struct {
 
 // DropChange removes a change from the record once all is restored.
 func (r *Record) DropChange() {
-	r.Operation, r.Journal, r.Next, r.Ends, r.Host = "", "", nil, false, Host{}
+	r.Operation, r.Journal, r.Next, r.Ends, r.Host, r.Learnt.Granted = "", "", nil, false, Host{}, nil
 }
 
 // Host is what the agent must restore on the host. It holds for one boot: a reboot starts units, and ends persistence mode.

@@ -15,6 +15,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/state/journal"
@@ -40,6 +41,9 @@ func full() journal.Record {
 			Published:  nodekeys.Keys{Labels: map[string]string{"a": "b"}, Taints: []corev1.Taint{{Key: "gpu", Value: "mig", Effect: "NoSchedule"}}},
 			Reported:   journal.Reported{Desired: "all-balanced", Phase: api.PhaseIdle, Reason: "Converged", Since: time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)},
 			FullMemory: []string{"GPU-1"}, Boot: "boot", Found: map[string]string{"nvidia.com/mig.config": "all-balanced"},
+			Granted: &journal.Granted{
+				Since: time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC), Until: map[types.UID]time.Time{"pod": time.Date(2000, 1, 1, 8, 0, 0, 0, time.UTC)},
+			},
 			Foreign: &journal.Foreign{Repeats: outcome.Repeats{Times: 3, Last: time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)}, Open: true},
 		},
 	}
@@ -85,6 +89,7 @@ func TestARecordIsParsedStrictly(t *testing.T) {
 		"a long journal":   `{"version":1,"journal":"` + strings.Repeat("a", 300<<10) + `"}`,
 		"many journals":    `{"version":1,"next":["a","b","c","d","e"]}`,
 		"a negative time":  `{"version":1,"learnt":{"took":[{"whole":-1,"rest":0}]}}`,
+		"a long grant":     `{"version":1,"learnt":{"granted":{"since":"2000-01-01T00:00:00Z","until":{"pod":"2002-01-01T00:00:00Z"}}}}`,
 		"too long":         `{"version":1,"node":"` + strings.Repeat(" ", journal.MaxSize) + `"}`,
 	} {
 		if _, err := journal.ParseRecord([]byte(text)); !errors.Is(err, journal.ErrCorrupt) {

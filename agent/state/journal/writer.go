@@ -8,6 +8,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/monotonic"
@@ -155,6 +156,17 @@ func (w *Writer) JoinPool(ctx context.Context, write Write, pool Pool) error {
 	}
 	learnt.Pool = &pool
 	return w.LearnFirst(ctx, write, learnt)
+}
+
+// Grant keeps how long after the fence of a change, raised at since, pods may take to leave.
+func (w *Writer) Grant(ctx context.Context, since time.Time, pods map[types.UID]time.Duration) {
+	granted := &Granted{Since: since, Until: map[types.UID]time.Time{}}
+	for uid, wait := range pods {
+		granted.Until[uid] = since.Add(wait)
+	}
+	learnt := w.Record.Now().Learnt
+	learnt.Granted = granted
+	w.Learn(ctx, learnt)
 }
 
 // LeavePool forgets the pool: its Lease has nothing of the node any more.
