@@ -331,8 +331,8 @@ func (a *Agent) beginRecord(ctx context.Context, seen *state.Observed) {
 	}
 }
 
-// learn records requests that users have made anew since the first agent came, changes of GPUs by another program, and what a restart of the device plugin is
-// to cure.
+// learn records what the next process has to know: which requests users have made since the first agent came, which GPUs another program has changed, and
+// which devices a restart of the device plugin has not cured.
 func (a *Agent) learn(ctx context.Context, seen *state.Observed, want state.Desired, steps []plan.Step) {
 	found := seen.StillFound(want)
 	foreign, changed := decide.Foreign(seen, want, steps, a.env.Clock.Stamp())

@@ -101,7 +101,7 @@ func TestAChangeGoesOnWhenABudgetOpensBehindTheCordon(t *testing.T) {
 				fenced = time.Now()
 				w.spend(4 * time.Minute)
 				if c := w.condition(); c.Reason != string(config.ReasonEvicting) || !strings.Contains(c.Message, strings.ReplaceAll(row.says, "2000-01-01T", "")) {
-					t.Errorf("meanwhile the node says %s: %s", c.Reason, c.Message)
+					t.Errorf("until then the node says %s: %s", c.Reason, c.Message)
 				}
 				w.passes("the eviction", func() bool { return !w.runs("slurmd-0") })
 				if took := time.Since(fenced); took < 5*time.Minute || took > 5*time.Minute+30*time.Second {
@@ -178,14 +178,14 @@ func TestAPodIsMovedBecauseItWasAsked(t *testing.T) {
 		}
 		w.spend(2 * time.Minute)
 		if c := w.condition(); c.Reason != string(config.ReasonEvicting) || !strings.Contains(c.Message, "team/vm: its virtual machine may migrate until ") {
-			t.Errorf("meanwhile the node says %s: %s", c.Reason, c.Message)
+			t.Errorf("until then the node says %s: %s", c.Reason, c.Message)
 		}
 		w.endPod("vm")
 		w.reach("all-balanced")
 	})
 }
 
-// Where nobody is known to react, the condition says what would, and who denies.
+// Where no program is known to react, the condition names the rule that asks, and the webhook that denies.
 func TestABlockedChangeSaysThatPodsMayBeAskedBehindTheCordon(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -221,7 +221,7 @@ func TestAJobOfSlurmIsNotCutOffWithoutABudgetEither(t *testing.T) {
 			}
 		}
 		if message := w.condition().Message; !strings.Contains(message, "team/slurmd-0: its Slurm job may run until 08:00Z (drain.gradualFor); Slurm has a job on it") {
-			t.Errorf("meanwhile the node says %s", message)
+			t.Errorf("until then the node says %s", message)
 		}
 		drained := time.Now()
 		w.editPod("slurmd-0", ofSlinky("Idle", "Drain"))

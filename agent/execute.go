@@ -71,7 +71,7 @@ func (a *Agent) mayPerform(ctx context.Context, in act.Input) error {
 	if err := a.actors.fencing.Preflight(ctx, in); err != nil {
 		return err
 	}
-	// A claim that had no device may have one by now, and one that was another pod's may be this one's.
+	// The scheduler may have allocated a device to a claim since, or reserved the claim for another pod.
 	traits := in.Step().Traits()
 	opens, cuts := traits.Stage == plan.StageOpen, traits.HoldersKnown && !in.Seen.HardwareOrPluginTouched()
 	if !a.observers.claims.FreshFor(opens || cuts) {

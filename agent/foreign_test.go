@@ -110,7 +110,7 @@ func TestWhatNoProgramHasChangedIsRestoredAtOnce(t *testing.T) {
 	t.Parallel()
 	for name, lose := range map[string]func(w *world){
 		"reboots": func(w *world) { w.reboot() },
-		"the driver is loaded anew": func(w *world) {
+		"the driver is loaded again": func(w *world) {
 			w.set(config.LabelDevicePlugin, "paused-for-driver-upgrade")
 			w.pass()
 			if err := w.gpus.Reload(); err != nil {

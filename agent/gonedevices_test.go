@@ -184,7 +184,7 @@ func TestPodsWhoseDevicesAreGoneAreNamedAndLeaveWhereALabelAsks(t *testing.T) {
 	})
 }
 
-// Promise 3. Slices that lack a device which a GPU has prove nothing about the pod that has it: such slices are forged, or the driver is about to write others.
+// Promise 3. Slices may lack a device that a GPU has: they are forged, or the driver is about to write others. No pod counts as its holder for that.
 func TestSlicesThatLackADeviceEvictNoPodOfAGPUThatStays(t *testing.T) {
 	t.Parallel()
 	only := func(gpu string, s resourcev1.ResourceSlice) resourcev1.ResourceSlice {

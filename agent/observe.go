@@ -79,7 +79,7 @@ func (a *Agent) observe(ctx context.Context) (*state.Observed, error) {
 	return seen, nil
 }
 
-// showsAgent reports whether an agent has been here, by the node alone: the host's record may be lost. Whoever can write these marks can set a label anew.
+// showsAgent reports whether an agent has been here, by the node alone: the host's record may be lost. A user who can write these marks can also set a label.
 func showsAgent(seen *state.Observed) bool {
 	ready := report.PartitionReady(seen.Node)
 	return ready != nil && ready.Status == corev1.ConditionTrue || seen.Marks.Fenced || seen.Marks.Lost
@@ -120,7 +120,7 @@ func (a *Agent) observeKubelet(ctx context.Context, seen *state.Observed, pods [
 
 // observeClaims reads which devices resource claims have, and which are closed to them. It does so whenever the observation reads the API server, during a
 // change, and for a plan that a user requests; and always where NVIDIA's DRA driver advertises the GPUs as they are cut. At rest it sends one request there
-// for each claim of a pod in its life, and none on other nodes.
+// for each claim of a pod, and none on other nodes.
 func (a *Agent) observeClaims(ctx context.Context, seen *state.Observed) {
 	_, asked := seen.Node.Annotations[config.AnnotationPreview]
 	a.observers.claims.Observe(ctx, seen, a.observers.objects.AreFresh() || seen.Journal != nil || asked)

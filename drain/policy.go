@@ -189,7 +189,7 @@ func (p Policy) longestWait() time.Duration {
 
 // Grant returns Granted with the times of these pods: for each one that is asked behind a fence raised at since, how long after the fence it may take to
 // leave. It shortens none and forgets none: pods no longer show their time when their work has ended, and the pods of later tiers leave after those that are
-// gone. Each pod has its own time, so that nobody gains any by another's.
+// gone. Each pod has its own time, so that no pod gains any by another's.
 func (p Policy) Grant(pods []holders.Pod, since time.Time) map[types.UID]time.Duration {
 	if since.IsZero() {
 		return p.Granted

@@ -20,7 +20,7 @@ import (
 var foreignPauses = outcome.Pauses{First: 30 * time.Second, Longest: time.Hour}
 
 // Foreign returns the count of foreign changes, and whether the observation changes it. The count has one more if the GPUs need steps, although the condition
-// says that they are as requested, and no user has changed the request. What is no work of another program does not count, and ends the pause after an
+// says that they are as requested, and no user has changed the request. A reboot, an upgrade and a reset do not count, and end the pause after an
 // earlier foreign change. The count stays then: that the program is gone is not shown before the GPUs stay right.
 func Foreign(seen *state.Observed, want state.Desired, steps []plan.Step, now time.Time) (journal.Foreign, bool) {
 	learnt := seen.Record.Learnt

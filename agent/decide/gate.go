@@ -67,7 +67,7 @@ func (g *Gate) Runs(seen *state.Observed, want state.Desired, steps []plan.Step)
 	case held:
 		return fmt.Sprintf("only after annotation %s (%q) is removed", config.AnnotationHold, holdText(seen))
 	case older:
-		return fmt.Sprintf("only after %s is set anew, since it is older than the agent", strings.Join(seen.OlderLabels(want), " and "))
+		return fmt.Sprintf("only after you set %s again, which is older than the agent", strings.Join(seen.OlderLabels(want), " and "))
 	case contested:
 		return fmt.Sprintf("at %s, since something else keeps changing the GPUs", outcome.Moment(foreignUntil(seen, want, steps, g.Wall.Now())))
 	case unreadable:

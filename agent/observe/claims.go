@@ -50,10 +50,10 @@ type Claims struct {
 	driver   bool   // the node has shown a trace of the driver
 	reported string // the last text that News has reported
 
-	again  bool // the next observation reads all claims that are not settled
-	anew   bool // this one has
-	unsure bool // a pod has a claim that is not settled
-	next   time.Duration
+	again   bool // the next observation reads all claims that are not settled
+	readAll bool // this one has
+	unsure  bool // a pod has a claim that is not settled
+	next    time.Duration
 }
 
 // readClaim is a claim that was read for a pod. Once settled for the pod, it stays so until the pod has ended.
@@ -74,10 +74,10 @@ func (c *Claims) Forget(time.Time) {
 	}
 }
 
-// FreshFor reports whether a step may rest on the claims of this observation; step says whether it needs each claim as it is now. Only claims that are not
+// FreshFor reports whether the claims of this observation are recent enough. For a step that changes something, each claim has to be read in this one. Only claims that are not
 // settled for their pods can have changed. If this observation does not suffice, the next one reads them.
 func (c *Claims) FreshFor(step bool) bool {
-	fresh := !step || c.anew || !c.unsure
+	fresh := !step || c.readAll || !c.unsure
 	c.again = c.again || !fresh
 	return fresh
 }
@@ -124,7 +124,7 @@ func (c *Claims) slices(ctx context.Context, seen *state.Observed) {
 // claims adds the claims of the pods, and why some could not be read.
 func (c *Claims) claims(ctx context.Context, seen *state.Observed, mayRead bool) {
 	names := namedClaims(seen.Pods)
-	if c.anew = mayRead && c.again; mayRead {
+	if c.readAll = mayRead && c.again; mayRead {
 		c.again = false
 		c.refresh(ctx, seen, names)
 	}
@@ -176,7 +176,7 @@ func namedClaims(pods []corev1.Pod) (out []namedClaim) {
 func (c *Claims) refresh(ctx context.Context, seen *state.Observed, names []namedClaim) {
 	ctx, cancel := context.WithTimeout(ctx, c.Timeout)
 	defer cancel()
-	due, _ := c.due(seen, names, c.anew)
+	due, _ := c.due(seen, names, c.readAll)
 	slices.SortStableFunc(due, func(a, b namedClaim) int { return c.known[a.PodClaim].at.Compare(c.known[b.PodClaim].at) })
 	due = due[:min(len(due), maxReads)]
 	read, slots := make([]readClaim, len(due)), make(chan struct{}, atOnce)
@@ -199,7 +199,7 @@ func (c *Claims) refresh(ctx context.Context, seen *state.Observed, names []name
 		case !read[i].at.IsZero():
 			read[i].reads, read[i].started = c.known[n.PodClaim].reads+1, holders.HasStarted(n.by)
 			c.known[n.PodClaim] = read[i]
-		case c.anew: // the time was over: a step would rest on what was read before
+		case c.readAll: // the time was over: a step would rest on what was read before
 			delete(c.known, n.PodClaim)
 		}
 	}

@@ -335,7 +335,7 @@ func TestWhenAClaimIsReadAgain(t *testing.T) {
 		not     bool // the observation may not read
 		without bool // the pod is not there
 		started bool // a container of the pod has started
-		anew    bool // a step needs it as it is now
+		readAll bool // a step needs it as it is now
 		want    string
 		asked   string
 	}
@@ -367,7 +367,7 @@ func TestWhenAClaimIsReadAgain(t *testing.T) {
 			{after: time.Second, is: mine, want: "a: GPU-a", asked: read + " " + slices},
 		},
 		"before a step that rests on it": {
-			{is: gone, asked: read}, {is: mine, anew: true, want: "a: GPU-a", asked: read + " " + slices}, {is: gone, anew: true, want: "a: GPU-a", asked: slices},
+			{is: gone, asked: read}, {is: mine, readAll: true, want: "a: GPU-a", asked: read + " " + slices}, {is: gone, readAll: true, want: "a: GPU-a", asked: slices},
 		},
 		"when its pod has started": {
 			{is: others, want: "a: any", asked: read + " " + slices}, {is: mine, started: true, want: "a: GPU-a", asked: read + " " + slices},
@@ -406,7 +406,7 @@ func TestWhenAClaimIsReadAgain(t *testing.T) {
 				if s.without {
 					pods = nil
 				}
-				if s.anew {
+				if s.readAll {
 					c.FreshFor(true)
 				}
 				seen, asked := c.observes(!s.not, nil, pods...)

@@ -115,7 +115,7 @@ func (p *Processes) Observe(ctx context.Context, seen *state.Observed, taken []p
 	seen.Holders.Pods = holders.GPUPods(seen.Pods, seen.Kubelet.Assigned, seen.Holders.Processes, seen.DRA.Claimed(), seen.GPUs)
 }
 
-// Users returns the processes that NVML reports on any device. What the process table does not show is missing.
+// Users returns the processes that NVML reports on any device. It leaves out those that the process table does not show.
 func (p *Processes) Users(ctx context.Context, seen *state.Observed) []holders.Client {
 	var sought []holders.Sought
 	add := func(device string, on []nvml.Process) {

@@ -117,7 +117,7 @@ func labelsOf(want Desired) []string {
 	}
 }
 
-// StillFound returns the labels and annotations that the node had before the first agent came, without those that users have set anew, or asked for again.
+// StillFound returns the labels and annotations that the node had before the first agent came, without those that users have since set or asked for again.
 func (s *Observed) StillFound(want Desired) map[string]string {
 	out := maps.Clone(s.Record.Learnt.Found)
 	again := s.AskedAgain(want)

@@ -94,7 +94,7 @@ func nodeKeyProblems(key string) []string {
 		return []string{fmt.Sprintf("is under %s, where a profile may not set keys: use one of your own", foreign)}
 	}
 	if slices.Contains(noteNames, key) {
-		return []string{"is a name in gpuslice.io/published, by which the admission policy tells the agent's keys from others: use another one"}
+		return []string{"is a name in gpuslice.io/published, by which the admission policy recognizes the agent's keys: use another one"}
 	}
 	return problems
 }

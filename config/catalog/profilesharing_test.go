@@ -157,8 +157,8 @@ func TestProfilesOfPoolsAreRefused(t *testing.T) {
 		"with keys by which the policy would take a user's for theirs": {
 			"{labels: {labels: a, team: b}, taints: [{key: effect, effect: NoSchedule}]}",
 			[]string{
-				`labels: "labels" is a name in gpuslice.io/published, by which the admission policy tells the agent's keys from others: use another one`,
-				`taints[0].key: "effect" is a name in gpuslice.io/published, by which the admission policy tells the agent's keys from others: use another one`,
+				`labels: "labels" is a name in gpuslice.io/published, by which the admission policy recognizes the agent's keys: use another one`,
+				`taints[0].key: "effect" is a name in gpuslice.io/published, by which the admission policy recognizes the agent's keys: use another one`,
 			},
 		},
 		"with labels that cannot be": {

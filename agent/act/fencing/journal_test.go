@@ -217,7 +217,7 @@ func TestTheFenceNotesWhatTheNodeHadBefore(t *testing.T) {
 		"one with Slurm's pods": {
 			pods: []corev1.Pod{slurm("nodeset.slinky.slurm.net/pod-name")}, kept: append(autoscalers, config.AnnotationCordonReason), started: now,
 		},
-		"one whose administrator told Slurm a reason": {
+		"one whose administrator gave Slurm a reason": {
 			node: []func(*corev1.Node){annotated(config.AnnotationCordonReason, "disk 3")}, pods: []corev1.Pod{slurm("nodeset.slinky.slurm.net/pod-name")},
 			kept: autoscalers, started: now,
 		},

@@ -46,7 +46,7 @@ type Rules struct {
 	reported bool               // an Event has said so
 	left     error              // why the last Keep has not deleted a rule
 	hidden   bool               // the last Keep has perhaps not found all rules
-	told     bool               // an Event, or the log, has said that rules are or may be left
+	said     bool               // an Event, or the log, has said that rules are or may be left
 }
 
 // failure is why a device is open.
@@ -146,8 +146,8 @@ func (r *Rules) Report() {
 		err := r.open[first].err
 		r.Events.Node(r.Node, events.DevicesNotClosed(err, isMissing(err)))
 	}
-	if r.left != nil && !r.told {
-		r.told = true
+	if r.left != nil && !r.said {
+		r.said = true
 		r.Events.Node(r.Node, events.DevicesLeftClosed(r.left, isMissing(r.left)))
 	}
 }
@@ -190,7 +190,7 @@ func (r *Rules) Keep(ctx context.Context, node types.UID, wanted []Closed, devic
 		r.Log.Warn("keeping claims from devices of GPUs", zap.Error(err))
 		return
 	}
-	r.kept, r.failed, r.told = slices.Clone(wanted), false, false
+	r.kept, r.failed, r.said = slices.Clone(wanted), false, false
 	r.reported = r.reported && len(found.made) == 0
 }
 

@@ -377,15 +377,15 @@ func TestPeopleLearnWhichRulesMayBeLeft(t *testing.T) {
 			rules.Report()
 			now.Step(time.Hour)
 		}
-		if told := len(sent) == 1 && strings.Contains(<-sent, "devicetaintrules -l gpuslice.io/node=uid-a"); told != c.runs {
-			t.Errorf("%s: an Event has said so: %t", name, told)
+		if said := len(sent) == 1 && strings.Contains(<-sent, "devicetaintrules -l gpuslice.io/node=uid-a"); said != c.runs {
+			t.Errorf("%s: an Event has said so: %t", name, said)
 		}
 		rules, _ = keeping(client, now)
 		if !c.asks {
 			rules.Settings.Health.DeviceTaint = config.DeviceTaintNone
 		}
 		err := rules.Clear(t.Context(), "uid-a")
-		if told := err != nil && strings.Contains(err.Error(), deletes); told != c.clears {
+		if said := err != nil && strings.Contains(err.Error(), deletes); said != c.clears {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

@@ -144,7 +144,7 @@ func (s *Slot) LeaveFormer(ctx context.Context, seen *state.Observed) {
 	}
 	pool := PoolOf(seen.Pool.File, seen.Pool.File.Named(former.Name, former.Selector))
 	err := s.slots().Leave(ctx, pool, s.change(seen))
-	// A slot that no agent can read keeps no node from changing. When a user repairs the Lease, the slot runs out.
+	// A Lease that agents cannot read holds up no node. When a user repairs it, the slot runs out.
 	var unreadable *Unreadable
 	if err != nil && !errors.As(err, &unreadable) {
 		s.Log.Warn("returning the slot of the former pool", zap.String("pool", former.Name), zap.Error(err))

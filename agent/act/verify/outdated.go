@@ -97,7 +97,7 @@ func (v *Verifier) RestartBefore(recovered map[nvml.UUID]time.Time) (withholds m
 	return out, offersGone
 }
 
-// Uncured returns for which devices the device plugin has become due for a restart that has not cured them yet; nil for none.
+// Uncured returns the devices for which the device plugin was to be restarted, and which it still advertises; nil for none.
 func (v *Verifier) Uncured() *journal.Uncured { return v.outdated.uncured }
 
 func newestOf(recovered map[nvml.UUID]time.Time) time.Time {

@@ -34,8 +34,7 @@ type Learnt struct {
 	FullMemory []string      `json:"fullMemory,omitempty"` // devices that count as nearly full, as in api.Status
 	Uncured    *Uncured      `json:"uncured,omitempty"`
 	Foreign    *Foreign      `json:"foreign,omitempty"` // what another program has done to GPUs since a user last changed the request
-	// Found has the labels and annotations that ask for something and that the first agent on this node has found there. One that a user sets anew is
-	// removed from it.
+	// Found has the labels and annotations by which users had asked for something before the first agent came. It loses one that a user sets again.
 	Found   map[string]string `json:"found,omitempty"`
 	Granted *Granted          `json:"granted,omitempty"`
 }
