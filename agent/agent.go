@@ -498,7 +498,7 @@ func (a *Agent) setClock(_ context.Context, seen *state.Observed) {
 func (a *Agent) plan(ctx context.Context, seen *state.Observed) (state.Desired, []plan.Step, error) {
 	want, err := a.deciders.resolver.Desired(seen)
 	if err == nil {
-		want.KeepForeign(seen.Journal)
+		want.Restore(seen)
 		err = plan.Refuse(plan.Observed{GPUs: seen.GPUs, Sick: seen.Sick, Reboots: seen.Reboots}, want.Planned(want.Targets))
 	}
 	under := offer.Of(seen).Strategy(a.env.Settings.MIGStrategy, want.Plugin)

@@ -60,11 +60,11 @@ func (w *world) startDRADriver(gates string, change ...func(*corev1.Pod)) {
 	}
 }
 
-// publish has the driver offer these devices.
+// publish has the driver offer these devices: nil deletes its slices, and a driver that finds no device has a slice without any.
 func (w *world) publish(devices ...resourcev1.Device) {
 	w.t.Helper()
 	w.published = nil
-	if len(devices) > 0 {
+	if devices != nil {
 		w.published = []resourcev1.ResourceSlice{{ObjectMeta: metav1.ObjectMeta{Name: "slice-1"}, Spec: resourcev1.ResourceSliceSpec{
 			Driver: holders.ClaimDriver, NodeName: new(nodeName), Pool: resourcev1.ResourcePool{Name: nodeName, ResourceSliceCount: 1}, Devices: devices,
 		}}}
@@ -368,6 +368,7 @@ func TestAGPUThatThePluginAndTheDRADriverGiveOutIsNotCut(t *testing.T) {
 // driverDevices are the devices that the driver finds on the GPUs.
 func (w *world) driverDevices() (out []resourcev1.Device) {
 	w.t.Helper()
+	out = []resourcev1.Device{}
 	for _, gpu := range w.snapshot() {
 		if !gpu.Enabled || w.offersGone {
 			out = append(out, wholeGPU(fmt.Sprintf("gpu-%d", gpu.Minor), string(gpu.UUID)))

@@ -40,8 +40,8 @@ func (a *Agent) previewOf(ctx context.Context, now *state.Observed, node *corev1
 	if err != nil {
 		return heldUp(preview.Result{}, err)
 	}
+	want.Restore(seen)
 	a.actors.verifier.Compare(seen, want)
-	want.KeepForeign(seen.Journal)
 	planned := a.planned(ctx, seen, want, want.Targets)
 	planned.Plugin.Foretold = newKey && want.Plugin != nil && want.Plugin.UserManaged
 	p, err := preview.Of(want.Planned(want.Targets), planned)

@@ -44,9 +44,7 @@ func Foreign(seen *state.Observed, want state.Desired, steps []plan.Step, now ti
 // lostInstances reports whether GPUs may have lost their instances without another program: by a reboot of the host since the agent has verified them, by an
 // upgrade of the driver, which the condition still reports, or since a GPU has become well or unhealthy, which makes people and tools reset it.
 func lostInstances(seen *state.Observed, since time.Time) bool {
-	verifiedIn := seen.Record.Learnt.Boot
-	rebooted := verifiedIn != "" && seen.Boot.ID != "" && verifiedIn != seen.Boot.ID
-	return rebooted || slices.ContainsFunc(seen.Node.Status.Conditions, func(c corev1.NodeCondition) bool {
+	return seen.RebootedSinceVerified() || slices.ContainsFunc(seen.Node.Status.Conditions, func(c corev1.NodeCondition) bool {
 		return c.Type == config.ConditionGPUPartitionReady && c.Reason == string(config.ReasonDriverNotLoaded) ||
 			c.Type == config.ConditionGPUUnhealthy && c.LastTransitionTime.After(since)
 	})

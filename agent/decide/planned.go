@@ -88,6 +88,7 @@ func plannedPods(seen *state.Observed) []plan.Pod {
 		pod := state.PlannedPod(p)
 		pod.Replicas = state.Replicas(seen.Kubelet.Assigned[types.NamespacedName{Namespace: p.Namespace, Name: p.Name}])
 		pod.Withdrawn, pod.Ending, pod.Replaced = offer.WithdrawnFrom(seen, p) != nil, p.Terminating, offer.IsReplaced(seen, p)
+		pod.Known = pod.Known || offer.EndedByReboot(seen, p)
 		out = append(out, pod)
 	}
 	return out

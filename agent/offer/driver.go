@@ -272,7 +272,7 @@ func (d driver) lacksDevices() bool {
 func (d driver) Withdrawn(_ capacity.Resources, want state.Desired) []state.Withdrawn {
 	s := d.seen
 	undoCuts := s.Journal != nil && len(s.Journal.Targets(s.GPUs)) > 0
-	if want.Undo && !undoCuts || !d.isSettled() {
+	if want.Undo && !undoCuts || !d.isSettled() || want.Restoring || s.RebootedSinceVerified() && d.lacksDevices() {
 		return nil
 	}
 	offered := namesOf(s.DRA)

@@ -126,6 +126,9 @@ func missingFromSlices(seen *state.Observed) error {
 	listed := namesOf(seen.DRA)
 	var missing []string
 	for _, pod := range seen.Holders.Pods {
+		if EndedByReboot(seen, pod) {
+			continue
+		}
 		for _, gone := range goneOf(seen, pod, listed) {
 			missing = append(missing, fmt.Sprintf("pod %s has %s", pod, gone))
 		}

@@ -82,3 +82,13 @@ func allocatedTo(seen *state.Observed, withdrawn []state.Withdrawn, w state.With
 	}
 	return out
 }
+
+// EndedByReboot reports whether the pod holds nothing although its claims have devices: a reboot has removed them, and ended the pod's containers with that.
+// Only claims that the agent has read show that the pod has devices. A device that the driver advertises counts as always.
+func EndedByReboot(seen *state.Observed, pod holders.Pod) bool {
+	return seen.RebootedSinceVerified() && seen.DRA.Complete &&
+		!slices.ContainsFunc(pod.Sources, func(s holders.Source) bool { return s != holders.SourceClaim }) &&
+		!slices.ContainsFunc(pod.DeviceClaims, func(name string) bool {
+			return !seen.DRA.Claims[holders.PodClaim{Pod: pod.UID, Name: name}].IsSettledFor(pod.UID)
+		})
+}

@@ -190,7 +190,7 @@ func (seen Observed) held(gpu nvml.GPU) nvml.GPU {
 }
 
 func solve(gpu nvml.GPU, target Target) (nvml.Solution, error) {
-	if target.Undo {
+	if target.Undo || len(target.Exact) > 0 {
 		exact := slices.Clone(target.Exact)
 		for i := range exact {
 			exact[i] = gpu.Named(exact[i])

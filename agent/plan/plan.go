@@ -128,7 +128,7 @@ const VerifiedAfter = 2
 // Target is what one GPU shall become.
 type Target struct {
 	nvml.Request
-	// Exact, if set, is the geometry with its places, for an undo; Request.Devices is then not used.
+	// Exact, if set, is the geometry with its places, for an undo or after a reboot; Request.Devices is then not used.
 	Exact nvml.Geometry
 	Undo  bool // Exact counts even if it is empty
 }

@@ -244,7 +244,12 @@ func (w *Writer) learnt(seen *state.Observed, want state.Desired, r Report) jour
 	l := w.Record.Now().Learnt
 	l.Failed, l.NoReset = seen.ReportedFailure(want), seen.Refusal()
 	if r.Converged {
-		l.Verified, l.Boot, l.Cut = want.Fingerprint, seen.Boot.ID, ""
+		l.Verified, l.Boot, l.Cut, l.Layouts = want.Fingerprint, seen.Boot.ID, "", nil
+		for _, gpu := range seen.GPUs {
+			if gpu.Enabled {
+				l.Layouts = append(l.Layouts, journal.LayoutOf(gpu))
+			}
+		}
 		if l.Foreign != nil {
 			l.Foreign = &journal.Foreign{Repeats: l.Foreign.Repeats}
 		}

@@ -31,6 +31,7 @@ type Desired struct {
 	Overridden       []string        // labels, as key=value, that do not count while Label is there
 	Unanswered       bool            // LabelMIGConfig is one of them, and requests something else than Label
 	Unread           error           // why a file of this request could not be read: the rest requests what was last verified, and no change begins; nil if all were read
+	Restoring        bool            // it restores instances that a reboot has removed: pods get their devices back
 	Undo             bool            // the agent undoes the change instead
 	UndoCause        error           // why, unless that is the failure in the journal
 }

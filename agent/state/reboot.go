@@ -17,15 +17,39 @@ func (s *Observed) Refusal() *journal.NoReset {
 	return s.Record.Learnt.NoReset
 }
 
-// KeepForeign adds targets for the GPUs that the label does not name: they get back the instances that the agent's reboot or reset has removed.
-func (d *Desired) KeepForeign(j *journal.Journal) {
-	if j == nil {
+// RebootedSinceVerified reports whether the host has been rebooted since the agent last verified the capacity.
+func (s *Observed) RebootedSinceVerified() bool {
+	in := s.Record.Learnt.Boot
+	return in != "" && s.Boot.ID != "" && in != s.Boot.ID
+}
+
+// Restore adds what GPUs get back although the label does not name it: the places that their instances had when the agent last verified the same request, and
+// the instances of GPUs that the label does not name. Those are lost by a reset that the agent makes, or by any reboot. A GPU that has other instances by
+// then belongs to another program.
+func (d *Desired) Restore(seen *Observed) {
+	if seen.Journal != nil {
+		for _, l := range seen.Journal.Previous {
+			if _, asked := d.Targets[l.GPU]; l.Foreign && !asked {
+				d.Targets[l.GPU] = l.Target()
+			}
+		}
+	}
+	if len(d.Targets) == 0 || !seen.RebootedSinceVerified() {
 		return
 	}
-	for _, c := range j.Previous {
-		if _, asked := d.Targets[c.GPU]; c.Foreign && !asked {
-			d.Targets[c.GPU] = c.Target()
+	for _, l := range seen.Record.Learnt.Layouts {
+		gpu, is := seen.GPU(l.GPU)
+		target, asked := d.Targets[l.GPU]
+		if !is || gpu.Lost || !l.FitsOn(gpu) || asked && (seen.Record.Learnt.Verified != d.Fingerprint || !target.MIG) {
+			continue
 		}
+		if asked {
+			target.Exact = l.Target().Exact
+		} else {
+			target = l.Target()
+		}
+		d.Targets[l.GPU] = target
+		d.Restoring = d.Restoring || !l.Matches(gpu)
 	}
 }
 

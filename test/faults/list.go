@@ -24,7 +24,7 @@ var faults = []fault{
 		"TestAKeyThatCannotBeWrittenAgainHoldsUpWhatNeedsIt",
 	},
 	{
-		"a reboot takes the instances of GPUs that the label does not name", "want.KeepForeign(seen.Journal)\n\t\terr =", "err =",
+		"a reboot takes the instances of GPUs that the label does not name", "want.Restore(seen)\n\t\terr =", "err =",
 		"TestARebootByTheAgentTakesNothingFromOtherGPUs",
 	},
 	{

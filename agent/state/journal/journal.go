@@ -146,13 +146,18 @@ func (j *Journal) RecordLayout(gpu nvml.GPU) {
 			return
 		}
 	}
-	c := GPULayout{GPU: gpu.UUID, Index: gpu.Index, MIG: gpu.Enabled, Persistent: gpu.Persistent}
+	j.Previous = append(j.Previous, LayoutOf(gpu))
+}
+
+// LayoutOf returns the layout of the GPU, without half-made instances.
+func LayoutOf(gpu nvml.GPU) GPULayout {
+	l := GPULayout{GPU: gpu.UUID, Index: gpu.Index, MIG: gpu.Enabled, Persistent: gpu.Persistent}
 	for _, i := range gpu.Instances {
 		if !i.HalfMade() {
-			c.Instances = append(c.Instances, InstanceRecord{i.Profile, i.Start, i.Size, i.Compute})
+			l.Instances = append(l.Instances, InstanceRecord{i.Profile, i.Start, i.Size, i.Compute})
 		}
 	}
-	j.Previous = append(j.Previous, c)
+	return l
 }
 
 // Cut returns the GPUs that have their former layout in the journal.
@@ -166,13 +171,19 @@ func (j *Journal) Cut() map[nvml.UUID]bool {
 
 // Matches reports whether the GPU has this layout. Half-made instances do not count.
 func (l GPULayout) Matches(gpu nvml.GPU) bool {
-	now := Journal{}
-	now.RecordLayout(gpu)
-	was := slices.Clone(l.Instances)
-	for i, p := range was {
-		was[i].Profile = gpu.Named(nvml.Placed{Profile: p.Profile, Span: nvml.Span{Start: p.Start, Size: p.Size}}).Profile
+	return gpu.Enabled == l.MIG && slices.Equal(sortedPieces(LayoutOf(gpu).Instances), sortedPieces(l.named(gpu)))
+}
+
+// FitsOn reports whether the GPU has no instance beside those of this layout. It may lack some of them.
+func (l GPULayout) FitsOn(gpu nvml.GPU) bool { return covers(l.named(gpu), LayoutOf(gpu).Instances) }
+
+// named returns the instances of the layout, by the names that the driver now has for their profiles.
+func (l GPULayout) named(gpu nvml.GPU) []InstanceRecord {
+	out := slices.Clone(l.Instances)
+	for i, p := range out {
+		out[i].Profile = gpu.Named(nvml.Placed{Profile: p.Profile, Span: nvml.Span{Start: p.Start, Size: p.Size}}).Profile
 	}
-	return gpu.Enabled == l.MIG && slices.Equal(sortedPieces(now.Previous[0].Instances), sortedPieces(was))
+	return out
 }
 
 func sortedPieces(pieces []InstanceRecord) []InstanceRecord {
@@ -452,8 +463,8 @@ func (f *FormerPlugin) check() error {
 }
 
 // covers reports whether a list has all entries of the other one.
-func covers(list, other []string) bool {
-	return !slices.ContainsFunc(other, func(s string) bool { return !slices.Contains(list, s) })
+func covers[T comparable](list, other []T) bool {
+	return !slices.ContainsFunc(other, func(e T) bool { return !slices.Contains(list, e) })
 }
 
 // namesMore reports whether one of its lists has a name that the other journal does not have.

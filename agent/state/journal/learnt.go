@@ -28,6 +28,7 @@ type Learnt struct {
 	Verified   string        `json:"verified,omitempty"` // fingerprint of the config that the agent has last verified
 	Boot       string        `json:"boot,omitempty"`     // boot in which that was
 	Cut        string        `json:"cut,omitempty"`      // boot in which the node had MIG instances at that time
+	Layouts    []GPULayout   `json:"layouts,omitempty"`  // of the GPUs in MIG mode at that time
 	Failed     *api.Failure  `json:"failed,omitempty"`   // a change that the agent does not try again until a user has withdrawn it
 	Published  nodekeys.Keys `json:"published,omitzero"`
 	Reported   Reported      `json:"reported,omitzero"`
@@ -146,6 +147,7 @@ func (l Learnt) bounded() Learnt {
 		l.Took = append(l.Took, Took{Whole: min(max(t.Whole, 0), longestChange), Rest: min(max(t.Rest, 0), longestChange)})
 	}
 	l.FullMemory = l.FullMemory[:min(len(l.FullMemory), maxNames)]
+	l.Layouts = l.Layouts[:min(len(l.Layouts), maxEntries)]
 	if u := l.Uncured; u != nil {
 		l.Uncured = &Uncured{Devices: u.Devices[:min(len(u.Devices), maxNames)], Since: u.Since}
 	}
@@ -163,6 +165,12 @@ func (l *Learnt) check() error {
 		name("learnt.reported.desired", l.Reported.Desired), name("learnt.reported.phase", string(l.Reported.Phase)),
 		name("learnt.reported.reason", string(l.Reported.Reason)),
 	)
+	if len(l.Layouts) > maxEntries {
+		err = errors.Join(err, fmt.Errorf("learnt.layouts has %d entries, at most %d", len(l.Layouts), maxEntries))
+	}
+	if wrong := checkCuts(l.Layouts); wrong != nil {
+		err = errors.Join(err, fmt.Errorf("learnt.layouts: %w", wrong))
+	}
 	if n := l.NoReset; n != nil {
 		err = errors.Join(err, name("learnt.noReset.boot", n.Boot), names("learnt.noReset.gpus", n.GPUs, maxName))
 	}
