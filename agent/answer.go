@@ -113,7 +113,7 @@ func (a *Agent) answerTo(ctx context.Context, seen *state.Observed, ended error,
 	}
 	asked, allowed, ok := config.ParseAllowance(request)
 	label, name, _ := strings.Cut(asked, "=")
-	if !ok || name == "" || !slices.Contains([]string{config.LabelProfile, config.LabelMIGConfig, config.LabelDevicePluginConfig}, label) {
+	if !ok || name == "" || !slices.Contains(config.RequestLabels(), label) {
 		out.Refused = fmt.Sprintf("annotation %s is %q: it must be %s=NAME, %s=NAME or %s=NAME, followed by %s or %s if the change may evict such pods; or %s or %s",
 			config.AnnotationPreview, request, config.LabelProfile, config.LabelMIGConfig, config.LabelDevicePluginConfig,
 			config.FieldUnmanagedPods, config.FieldEmptyDir, config.RequestDiagnosis, config.RequestTop)

@@ -76,7 +76,7 @@ func TestConfigsOfThePluginThatNothingAsksForAreNamed(t *testing.T) {
 				w.passesWithin(5, func() bool { return len(w.offered) > 0 })
 				c := w.settle(config.ReasonNotRequested)
 				said := jsonOf(t, w.agent.Diagnose(t.Context(), true))
-				for _, label := range []string{config.LabelProfile, config.LabelMIGConfig, config.LabelDevicePluginConfig} {
+				for _, label := range config.RequestLabels() {
 					if !strings.Contains(c.Message, label) {
 						t.Errorf("the node says %q, without label %s", c.Message, label)
 					}

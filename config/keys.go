@@ -29,6 +29,9 @@ const (
 	LabelMIGConfigState = "nvidia.com/mig.config.state"
 )
 
+// RequestLabels lists the labels by which users request a config.
+func RequestLabels() []string { return []string{LabelProfile, LabelMIGConfig, LabelDevicePluginConfig} }
+
 // State is a value of LabelMIGConfigState. They are those of NVIDIA's k8s-mig-manager.
 type State string
 
@@ -64,6 +67,11 @@ const (
 	// than this time and older than the annotation.
 	AnnotationHealthAck = "gpuslice.io/health-ack"
 )
+
+// UserAnnotations lists them.
+func UserAnnotations() []string {
+	return []string{AnnotationKeepCordoned, AnnotationHold, AnnotationForce, AnnotationAllowEviction, AnnotationPreview, AnnotationHealthAck}
+}
 
 // ForceNow is the value of AnnotationForce for any change that the labels request.
 const ForceNow = "now"

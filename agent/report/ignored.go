@@ -2,12 +2,14 @@ package report
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
 	"github.com/gpuslice/gpuslice/agent/events"
 	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/check"
 	"github.com/gpuslice/gpuslice/config/sanitize"
 )
 
@@ -41,6 +43,49 @@ func (w *Writer) notes(seen *state.Observed, want state.Desired) []note {
 			text = fmt.Sprintf("remove %[1]s or %[2]s: the agent follows only %[2]s, but NVIDIA's config manager still obeys %[3]s", label, want.Label, key)
 		}
 		out = append(out, note{config.ReasonKeyIgnored, text})
+	}
+	if value, is := seen.Node.Annotations[config.AnnotationForce]; is && want.Name != "" && !seen.Forces(want) {
+		text := fmt.Sprintf("annotation %s=%s begins no change: its value is %s, or the id of the change", config.AnnotationForce, sanitize.Cut(value, longestKey), config.ForceNow)
+		if seen.Older(config.AnnotationForce) {
+			text = fmt.Sprintf("annotation %s begins no change: it was there before the agent", config.AnnotationForce)
+		}
+		out = append(out, note{config.ReasonKeyIgnored, text})
+	}
+	for _, text := range slices.Concat(
+		misspelt("label", seen.Node.Labels, config.RequestLabels(), "an annotation", config.UserAnnotations()),
+		misspelt("annotation", seen.Node.Annotations, config.UserAnnotations(), "a label", config.RequestLabels()),
+	) {
+		out = append(out, note{config.ReasonKeyIgnored, text})
+	}
+	return out
+}
+
+const (
+	// longestKey bounds a key or a value in a note.
+	longestKey = 64 // characters
+	// mostMisspelt bounds the notes on misspelt keys of a kind.
+	mostMisspelt = 3
+)
+
+// misspelt says of the node's keys of this kind which of the agent's they are nearly spelt like, and which are of the other kind. Such a key has no effect.
+func misspelt(kind string, of map[string]string, ours []string, otherKind string, others []string) []string {
+	var out []string
+	for _, key := range slices.Sorted(maps.Keys(of)) {
+		if len(out) == mostMisspelt {
+			break
+		}
+		if slices.Contains(others, key) {
+			out = append(out, fmt.Sprintf("%s %s has no effect: it is the key of %s", kind, key, otherKind))
+			continue
+		}
+		domain, name, _ := strings.Cut(key, "/")
+		for _, our := range ours {
+			asked, meant, _ := strings.Cut(our, "/")
+			if domain == asked && !slices.Contains(ours, key) && len(check.Closest(name, []string{meant})) > 0 {
+				out = append(out, fmt.Sprintf("did you mean %s by the %s %s?", our, kind, sanitize.Cut(key, longestKey)))
+				break
+			}
+		}
 	}
 	return out
 }

@@ -4,8 +4,6 @@ package report
 
 import (
 	"fmt"
-	"maps"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -19,7 +17,6 @@ import (
 	"github.com/gpuslice/gpuslice/agent/state/capacity"
 	"github.com/gpuslice/gpuslice/agent/state/outcome"
 	"github.com/gpuslice/gpuslice/config"
-	"github.com/gpuslice/gpuslice/config/check"
 	"github.com/gpuslice/gpuslice/config/sanitize"
 	"github.com/gpuslice/gpuslice/drain/fence"
 )
@@ -127,7 +124,7 @@ func idleReport(seen *state.Observed, want state.Desired) Report {
 		r := Report{
 			Phase: api.PhaseIdle, Ready: corev1.ConditionTrue, Reason: config.ReasonNotRequested,
 			Message: fmt.Sprintf("no label requests a config (%s, %s or %s); the GPUs stay unchanged",
-				config.LabelProfile, config.LabelMIGConfig, config.LabelDevicePluginConfig) + misspelt(seen.Node) + cordonOfOthers(seen),
+				config.LabelProfile, config.LabelMIGConfig, config.LabelDevicePluginConfig) + cordonOfOthers(seen),
 		}
 		if seen.DevicePlugin.Unpicked != "" {
 			r.Message += "; " + seen.DevicePlugin.Unpicked
@@ -270,20 +267,6 @@ func converged(seen *state.Observed, want state.Desired) string {
 		text += fmt.Sprintf(" (kubelet keeps showing %s at 0; if a scheduler avoids the node for it, set staleResources to remove in the settings)", strings.Join(old, ", "))
 	}
 	return text
-}
-
-// misspelt names a label of the node that is nearly spelt like a label for requests. Such a label requests nothing.
-func misspelt(node *corev1.Node) string {
-	for _, key := range slices.Sorted(maps.Keys(node.Labels)) {
-		domain, name, _ := strings.Cut(key, "/")
-		for _, ours := range []string{config.LabelProfile, config.LabelMIGConfig, config.LabelDevicePluginConfig} {
-			asked, of, _ := strings.Cut(ours, "/")
-			if domain == asked && name != of && len(check.Closest(name, []string{of})) > 0 {
-				return fmt.Sprintf("; did you mean %s by the label %s?", ours, key)
-			}
-		}
-	}
-	return ""
 }
 
 // cordonOfOthers says which user or tool has cordoned a node where the agent has nothing to restore.

@@ -2,7 +2,6 @@ package report
 
 import (
 	"errors"
-	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -48,26 +47,6 @@ func TestTheReasonOfAStepThatIsDoneClaimsNoMoreThanItDid(t *testing.T) {
 		r := Of(&state.Observed{Node: &corev1.Node{}}, want, steps, nil, outcome.Decision{})
 		if r.Reason != row.reason || r.Phase != row.phase || r.GoesOn != row.goesOn {
 			t.Errorf("%v, of which the first is done: %s, %s, goes on %t; want %s, %s, %t", row.steps, r.Reason, r.Phase, r.GoesOn, row.reason, row.phase, row.goesOn)
-		}
-	}
-}
-
-func TestAMisspeltLabelIsNamed(t *testing.T) {
-	for label, want := range map[string]string{
-		"gpuslice.io/profle":                "; did you mean gpuslice.io/profile by the label gpuslice.io/profle?",
-		"nvidia.com/mig-config":             "; did you mean nvidia.com/mig.config by the label nvidia.com/mig-config?",
-		"nvidia.com/device-plugin.configs":  "; did you mean nvidia.com/device-plugin.config by the label nvidia.com/device-plugin.configs?",
-		"nvidia.com/mig.config.state":       "",
-		"nvidia.com/mig.capable":            "",
-		"nvidia.com/mig.strategy":           "",
-		"nvidia.com/gpu.count":              "",
-		"nvidia.com/gpu.deploy.mig-manager": "",
-		"example.com/profle":                "",
-		"profle":                            "",
-	} {
-		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{label: "x"}}}
-		if got := idleReport(&state.Observed{Node: node}, state.Desired{}).Message; !strings.HasSuffix(got, "the GPUs stay unchanged"+want) {
-			t.Errorf("label %s: the condition says %q, want it to end with %q", label, got, want)
 		}
 	}
 }

@@ -197,7 +197,7 @@ func (w *Writer) stateLabel(ctx context.Context, seen *state.Observed, r Report)
 
 // sameRequest reports whether the node's labels have the same request and the same answer. A user removes the answer to get a new one.
 func sameRequest(a, b *corev1.Node) bool {
-	for _, label := range []string{config.LabelProfile, config.LabelMIGConfig, config.LabelDevicePluginConfig, config.LabelMIGConfigState} {
+	for _, label := range append(config.RequestLabels(), config.LabelMIGConfigState) {
 		textA, isA := a.Labels[label]
 		if textB, isB := b.Labels[label]; textA != textB || isA != isB {
 			return false

@@ -54,7 +54,7 @@ func overriding(node *corev1.Node, want Desired) Desired {
 // Asking returns the labels and annotations by which users ask for something. It cuts values that are longer than any valid one.
 func Asking(node *corev1.Node) map[string]string {
 	out := map[string]string{}
-	for _, label := range []string{config.LabelProfile, config.LabelMIGConfig, config.LabelDevicePluginConfig} {
+	for _, label := range config.RequestLabels() {
 		if value := node.Labels[label]; value != "" && !strings.HasPrefix(value, config.OwnPluginKey) {
 			out[label] = sanitize.Cut(value, longestAsking)
 		}

@@ -138,7 +138,7 @@ func (o *Objects) NoteRequest(before, after any) {
 }
 
 // requestLabels are the labels for users' requests.
-var requestLabels = []string{config.LabelProfile, config.LabelMIGConfig, config.LabelDevicePluginConfig}
+var requestLabels = config.RequestLabels()
 
 // Node is the agent's node, at least as new as the agent's last read or write of it. An observation that reads the API server requests the pods at
 // the same time; that request ends with ctx.

@@ -37,7 +37,7 @@ func TargetOf(n *corev1.Node) (Target, bool) {
 
 // TargetsOf returns the labels of the node that ask for a config, first the one that wins.
 func TargetsOf(n *corev1.Node) (out []Target) {
-	for _, label := range []string{config.LabelProfile, config.LabelMIGConfig, config.LabelDevicePluginConfig} {
+	for _, label := range config.RequestLabels() {
 		name := n.Labels[label]
 		if name == "" || label == config.LabelDevicePluginConfig && strings.HasPrefix(name, config.OwnPluginKey) { // which an agent has set
 			continue
