@@ -152,7 +152,7 @@ func (o offering) RawResource() cache.Getter {
 		NegotiatedSerializer: serializer.NewCodecFactory(kinds).WithoutConversion(), GroupVersion: resourcev1.SchemeGroupVersion,
 		Client: restfake.CreateHTTPClient(func(*http.Request) (*http.Response, error) {
 			var body bytes.Buffer
-			list := &resourcev1.ResourceSliceList{TypeMeta: metav1.TypeMeta{APIVersion: "resource.k8s.io/v1", Kind: "ResourceSliceList"}, Items: o.w.published}
+			list := &resourcev1.ResourceSliceList{TypeMeta: metav1.TypeMeta{APIVersion: "resource.k8s.io/v1", Kind: "ResourceSliceList"}, Items: slices.Concat(o.w.published, o.w.others)}
 			err := protobuf.NewSerializer(kinds, kinds).Encode(list, &body)
 			return &http.Response{StatusCode: http.StatusOK, Body: io.NopCloser(&body), Header: http.Header{"Content-Type": {runtime.ContentTypeProtobuf}}}, err
 		}),
@@ -362,6 +362,41 @@ func TestAGPUThatThePluginAndTheDRADriverGiveOutIsNotCut(t *testing.T) {
 			t.Fatal(err)
 		}
 		w.reach("all-1g.10gb")
+	})
+}
+
+// Two DRA drivers on one node are two schedulers' books of the same GPUs. A driver of other devices concerns nobody.
+func TestAGPUThatAnotherDRADriverGivesOutIsNotCut(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		w.noPlugin, w.draDriver = true, true
+		w.spend(time.Minute)
+		ofOther := func(driver, attribute, value string) resourcev1.ResourceSlice {
+			return resourcev1.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: "z-" + driver}, Spec: resourcev1.ResourceSliceSpec{
+				Driver: driver, NodeName: new(nodeName), Pool: resourcev1.ResourcePool{Name: nodeName, ResourceSliceCount: 1},
+				Devices: []resourcev1.Device{{Name: "d", Attributes: map[resourcev1.QualifiedName]resourcev1.DeviceAttribute{resourcev1.QualifiedName(attribute): {StringValue: &value}}}},
+			}}
+		}
+		const bus = "resource.kubernetes.io/pciBusID"
+		w.others = []resourcev1.ResourceSlice{ofOther("compute-domain.nvidia.com", "type", "channel"), ofOther("dra.net", bus, "0000:99:00.0")}
+		w.label("all-1g.10gb")
+		w.reach("all-1g.10gb")
+
+		calls := w.countChanges(nil)
+		w.others = append(w.others, ofOther("hami.example", bus, w.snapshot()[1].PCI))
+		w.label("all-disabled")
+		w.spend(time.Minute)
+		w.expectRefused(config.ReasonForeignOwner, "NVIDIA's DRA driver (pod dra/", "DRA driver hami.example (device d)", "both allocate GPU 1")
+		w.unset(config.LabelMIGConfig)
+		w.spend(10 * time.Minute)
+		w.expectRefused(config.ReasonForeignOwner, "DRA driver hami.example (device d)")
+		if *calls > 0 {
+			t.Errorf("%d calls that change a GPU", *calls)
+		}
+		w.others = w.others[:2]
+		w.label("all-disabled")
+		w.reach("all-disabled")
 	})
 }
 

@@ -114,6 +114,7 @@ type world struct {
 	fileError error // why it cannot be read
 
 	published  []resourcev1.ResourceSlice                         // by NVIDIA's DRA driver
+	others     []resourcev1.ResourceSlice                         // by other DRA drivers
 	driverSeen time.Time                                          // when its pod was last on the node
 	readsClaim func(ctx context.Context, name string) (err error) // called before the API server answers for a claim
 

@@ -216,8 +216,8 @@ const (
 	//
 	// You can: cut the GPU on the host of the virtual machine, and remove the label from this node.
 	ReasonVirtualGPU Reason = "VirtualGPU"
-	// ReasonForeignOwner is given when NVIDIA's DRA driver keeps the agent from cutting the node's GPUs. It cuts them itself (DynamicMIG), advertises
-	// them together with a device plugin, or advertises none yet, so that their owner is unknown.
+	// ReasonForeignOwner is given when a DRA driver keeps the agent from cutting the node's GPUs. NVIDIA's cuts them itself (DynamicMIG), advertises
+	// them together with a device plugin, or advertises none yet, so that their owner is unknown; or another driver advertises them.
 	//
 	// You can: request MIG devices by claims of class mig.nvidia.com, or leave the node to the device plugin alone, as the message says.
 	ReasonForeignOwner Reason = "ForeignOwner"

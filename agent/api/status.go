@@ -32,7 +32,7 @@ const (
 	OwnerDRAStatic   Owner = "DRA static"   // NVIDIA's DRA driver, with the layout of when it starts
 	OwnerDRADynamic  Owner = "DRA dynamic"  // NVIDIA's DRA driver, which cuts them itself (DynamicMIG)
 	OwnerDRAStarting Owner = "DRA starting" // NVIDIA's DRA driver is on the node and advertises nothing yet, or no longer does
-	OwnerBoth        Owner = "both"         // a device plugin and NVIDIA's DRA driver
+	OwnerBoth        Owner = "both"         // several programs, or a DRA driver other than NVIDIA's
 )
 
 // Status is the annotation that has the condition in a form for tools. Other programs can write it too, so the agent writes it, and never

@@ -45,7 +45,7 @@ func sharingRefused(seen *state.Observed, by string) error {
 	}
 }
 
-// allocatedTwice returns an error if both a device plugin and NVIDIA's DRA driver allocate the node's GPUs. A change that is under way continues.
+// allocatedTwice returns an error if several programs allocate the node's GPUs, or a DRA driver that the agent does not know. A change that is under way continues.
 func allocatedTwice(seen *state.Observed) error {
 	if seen.Owner.Kind != api.OwnerBoth || seen.Journal != nil {
 		return nil
@@ -67,14 +67,20 @@ func unclear(seen *state.Observed) error {
 	return nil
 }
 
-// bothAllocate says what a user can do if a device plugin and NVIDIA's DRA driver both allocate the node's GPUs, and why.
+// bothAllocate says what a user can do if several programs allocate the node's GPUs, or one that the agent does not know, and why.
 func bothAllocate(owner state.Owner) (do, twice string) {
-	do, twice = "keep one of them off this node, by the node selector of its DaemonSet", "both allocate"
-	if owner.Claimants != "" { // the driver has left the node
-		do, twice = "start NVIDIA's DRA driver on this node again, and end the pods that have claims, which cannot end without it: "+owner.Claimants, "have both allocated"
+	do, twice = "keep one of them off this node, by the node selector of its DaemonSet", owner.Allocate()
+	why := "so two pods may get the same device; NVIDIA supports one or the other on a node"
+	switch {
+	case owner.Other != "" && owner.Plugin == "" && owner.Driver == "":
+		do, why = "keep it off this node, by the node selector of its DaemonSet", "and the agent can verify what NVIDIA's device plugin and DRA driver advertise, and nothing else"
+	case owner.Other != "":
+		why = "so two pods may get the same device"
+	case owner.Claimants != "": // the driver has left the node
+		do = "start NVIDIA's DRA driver on this node again, and end the pods that have claims, which cannot end without it: " + owner.Claimants
+		twice = strings.Replace(twice, "both allocate", "have both allocated", 1)
 	}
-	return do, fmt.Sprintf("%s and %s %s %s, so two pods may get the same device; NVIDIA supports one or the other on a node; the agent changes nothing until then",
-		cmp.Or(owner.Plugin, "what offers GPUs to kubelet"), owner.Driver, twice, cmp.Or(owner.Evidence, "GPUs of this node"))
+	return do, fmt.Sprintf("%s %s, %s; the agent changes nothing until then", twice, cmp.Or(owner.Evidence, "GPUs of this node"), why)
 }
 
 // awaitDriver waits until NVIDIA's DRA driver advertises GPUs: its ResourceSlices show whether it cuts them itself. The wait ends, since a driver that

@@ -22,6 +22,7 @@ import (
 func TestWhatIsRefusedByTheOwnerOfTheGPUs(t *testing.T) {
 	t.Parallel()
 	const driver, plugin = "NVIDIA's DRA driver (pod dra/driver-1)", "NVIDIA's device plugin (pod kube-system/plugin-1)"
+	const other = "DRA driver hami.example (device d)"
 	parts := map[string]int{"1c.3g.40gb": 1, "2c.3g.40gb": 1}
 	for name, row := range map[string]struct {
 		owner     state.Owner
@@ -55,6 +56,21 @@ func TestWhatIsRefusedByTheOwnerOfTheGPUs(t *testing.T) {
 		"both": {
 			owner: state.Owner{Kind: api.OwnerBoth, Plugin: plugin, Driver: driver, Evidence: "GPU 1"}, devices: parts,
 			reason: config.ReasonForeignOwner, says: []string{plugin, driver, "both allocate GPU 1", "keep one of them off this node"},
+		},
+		"another DRA driver": {
+			owner: state.Owner{Kind: api.OwnerBoth, Driver: driver, Other: other, Evidence: "GPU 1"}, devices: parts,
+			reason: config.ReasonForeignOwner, says: []string{"keep one of them off this node", driver + " and " + other + " both allocate GPU 1, so two pods may get the same device; the agent"},
+		},
+		"another DRA driver, and both of NVIDIA's": {
+			owner: state.Owner{Kind: api.OwnerBoth, Plugin: plugin, Driver: driver, Other: other}, devices: parts,
+			reason: config.ReasonForeignOwner, says: []string{plugin + " and " + driver + " and " + other + " all allocate GPUs of this node"},
+		},
+		"another DRA driver alone": {
+			owner: state.Owner{Kind: api.OwnerBoth, Other: other, Evidence: "GPU 1"}, devices: parts,
+			reason: config.ReasonForeignOwner, says: []string{"keep it off this node", other + " allocates GPU 1", "changes nothing until then"},
+		},
+		"another DRA driver alone, of sharing": {
+			owner: state.Owner{Kind: api.OwnerBoth, Other: other}, pluginKey: "slices", reason: config.ReasonForeignOwner, says: []string{other + " allocates GPUs of this node"},
 		},
 		"starting": {
 			owner:   state.Owner{Kind: api.OwnerDRAStarting, Driver: driver, Evidence: "it has no ResourceSlice for the node", Since: time.Unix(1e9, 0), Left: time.Second},

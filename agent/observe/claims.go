@@ -38,7 +38,7 @@ const (
 	soonest = time.Second
 )
 
-// Claims reads the resource claims of the node's pods, and the ResourceSlices of NVIDIA's DRA driver for the node. A node with neither costs the API
+// Claims reads the resource claims of the node's pods, and the ResourceSlices of DRA drivers for the node. A node with neither costs the API
 // server nothing. It is not safe for use by several goroutines.
 type Claims struct {
 	Objects *watch.Objects
@@ -47,8 +47,9 @@ type Claims struct {
 	Timeout time.Duration // of all reads of claims together, and again of the slices
 
 	known    map[holders.PodClaim]readClaim
-	driver   bool   // the node has shown a trace of the driver
-	reported string // the last text that News has reported
+	driver   bool                      // the node has shown a trace of a DRA driver
+	others   map[holders.Device]string // see state.DRA
+	reported string                    // the last text that News has reported
 
 	again   bool // the next observation reads all claims that are not settled
 	readAll bool // this one has
@@ -86,7 +87,7 @@ func (c *Claims) FreshFor(step bool) bool {
 // as they are cut: only its claim shows there that a pod has a device which is gone. Otherwise it uses those that it has. A claim that cannot be read is no
 // error of the observation: its pod may have any GPU.
 func (c *Claims) Observe(ctx context.Context, seen *state.Observed, mayRead bool) {
-	c.driver = c.driver || slices.ContainsFunc(seen.Pods, offer.NamesDriver) || seen.Kubelet.Assigned.GivesOut(holders.ClaimDriver)
+	c.driver = c.driver || slices.ContainsFunc(seen.Pods, offer.NamesDriver) || seen.Kubelet.Assigned.GivesOut("")
 	had := c.driver
 	if had {
 		c.slices(ctx, seen)
@@ -96,15 +97,16 @@ func (c *Claims) Observe(ctx context.Context, seen *state.Observed, mayRead bool
 	if !atRest {
 		c.next = 0
 	}
-	if c.driver = had || allocates(seen.DRA.Claims); c.driver && !had {
+	if c.driver = had || allocates(seen.DRA.Claims, ""); c.driver && !had {
 		c.slices(ctx, seen)
 	}
+	c.keepOthers(seen)
 }
 
 // ReadsIn returns in how long a claim is due again although no change is under way; 0 if none is.
 func (c *Claims) ReadsIn() time.Duration { return c.next }
 
-// slices adds the driver's ResourceSlices. It has its own deadline: a slow claim makes no slice unreadable.
+// slices adds the ResourceSlices, those of NVIDIA's driver apart from those of others. It has its own deadline: a slow claim makes no slice unreadable.
 func (c *Claims) slices(ctx context.Context, seen *state.Observed) {
 	ctx, cancel := context.WithTimeout(ctx, c.Timeout)
 	defer cancel()
@@ -117,8 +119,29 @@ func (c *Claims) slices(ctx context.Context, seen *state.Observed) {
 	for _, gpu := range seen.GPUs {
 		buses[gpu.PCI] = string(gpu.UUID)
 	}
-	seen.DRA.Slices, seen.DRA.Complete = holders.CurrentSlices(all)
+	seen.DRA.Others = holders.OfOthers(all, seen.GPUs)
+	own := slices.DeleteFunc(all, func(s resourcev1.ResourceSlice) bool { return s.Spec.Driver != holders.ClaimDriver })
+	seen.DRA.Slices, seen.DRA.Complete = holders.CurrentSlices(own)
 	seen.DRA.Slices = holders.ByBus(seen.DRA.Slices, buses)
+}
+
+// keepOthers adds devices of other drivers from the observation before, if the driver shows none now and pods have devices of it. Kubelet deletes the slices of a
+// driver that has gone, and its pods keep their GPUs.
+func (c *Claims) keepOthers(seen *state.Observed) {
+	shows := map[string]bool{}
+	for d := range seen.DRA.Others {
+		shows[d.Driver] = true
+	}
+	for d, uuid := range c.others {
+		if shows[d.Driver] || !seen.Kubelet.Assigned.GivesOut(d.Driver) && !allocates(seen.DRA.Claims, d.Driver) {
+			continue
+		}
+		if seen.DRA.Others == nil {
+			seen.DRA.Others = map[holders.Device]string{}
+		}
+		seen.DRA.Others[d] = uuid
+	}
+	c.others = seen.DRA.Others
 }
 
 // claims adds the claims of the pods, and why some could not be read.
@@ -278,10 +301,10 @@ func (c *Claims) read(ctx context.Context, namespace, name string) readClaim {
 	return out
 }
 
-// allocates reports whether one of the claims has a device of the driver.
-func allocates(claims holders.Claims) bool {
+// allocates reports whether one of the claims has a device of the driver; of any if it is empty.
+func allocates(claims holders.Claims, driver string) bool {
 	for _, c := range claims {
-		if slices.ContainsFunc(c.Devices, func(d holders.ClaimedDevice) bool { return d.Driver == holders.ClaimDriver }) {
+		if slices.ContainsFunc(c.Devices, func(d holders.ClaimedDevice) bool { return driver == "" || d.Driver == driver }) {
 			return true
 		}
 	}

@@ -38,6 +38,7 @@ type claimServer struct {
 	forbidden string                               // the resource that it lets no one read
 	unserved  string                               // the resource that it does not have
 	hangs     string                               // the claim that it never answers for
+	slices    *resourcev1.ResourceSliceList        // of the node; nil for those of two GPUs and three devices for virtual machines
 	asked     []string                             // what it was asked for since the last time, by resource and name
 }
 
@@ -69,6 +70,8 @@ func (s *claimServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		_ = protobuf.NewSerializer(scheme.Scheme, scheme.Scheme).Encode(&missing, w) // as below
 	case claim:
 		_ = protobuf.NewSerializer(scheme.Scheme, scheme.Scheme).Encode(has, w) // a reader that has gone fails by itself
+	case s.slices != nil:
+		_ = protobuf.NewSerializer(scheme.Scheme, scheme.Scheme).Encode(s.slices, w) // as above
 	default:
 		_ = protobuf.NewSerializer(scheme.Scheme, scheme.Scheme).Encode(offers("gpu-0 GPU-a", "gpu-1 GPU-b", "gpu-vfio-1 "+sha1Of+" 0000:0F:00.0", "gpu-vfio-2 "+sha1Of+" 0000:17:00.0", "gpu-vfio-3 "+sha1Of+" x"), w) // as above
 	}
@@ -235,7 +238,7 @@ func TestWhatAPodHoldsByEachKindOfClaim(t *testing.T) {
 		},
 		"of another pod":     {claim: claimOf([]string{"gpu-0"}, "b"), want: "a: any", asked: claim + " " + slices},
 		"of no pod any more": {claim: claimOf([]string{"gpu-0"}), want: "a: any", asked: claim + " " + slices},
-		"of another driver":  {claim: claimOf([]string{"net.example/eth0"}, "a"), want: "", asked: claim},
+		"of another driver":  {claim: claimOf([]string{"net.example/eth0"}, "a"), want: "", asked: claim + " " + slices},
 		"of both drivers":    {claim: claimOf([]string{"net.example/eth0", "gpu-1"}, "a"), want: "a: GPU-b", asked: claim + " " + slices},
 		"not allocated":      {claim: claimOf(nil, "a"), want: "", asked: claim},
 		"by admin access":    {claim: claimOf([]string{"admin gpu-0", "admin gpu-1"}, "a"), want: "", asked: claim + " " + slices},
@@ -255,7 +258,7 @@ func TestWhatAPodHoldsByEachKindOfClaim(t *testing.T) {
 		"kubelet has prepared another":  {claim: claimOf([]string{"gpu-0"}, "a"), assigned: prepared("a", "c", "gpu.nvidia.com/gpu-1/gpu-1"), want: "a: GPU-a GPU-b", asked: claim + " " + slices},
 		"kubelet names one more claim":  {claim: claimOf([]string{"gpu-0"}, "a"), assigned: prepared("a", "d", "gpu.nvidia.com/gpu-1/gpu-1"), want: "a: GPU-a GPU-b any", asked: claim + " " + slices},
 		"missing, but prepared":         {assigned: prepared("a", "c", "gpu.nvidia.com/gpu-1/gpu-1"), want: "a: GPU-b any", asked: claim + " " + slices},
-		"missing, prepared of another":  {assigned: prepared("a", "c", "net.example/gpu-1/eth0"), want: "", asked: claim},
+		"missing, prepared of another":  {assigned: prepared("a", "c", "net.example/gpu-1/eth0"), want: "", asked: claim + " " + slices},
 		"the slices are forbidden":      {claim: claimOf([]string{"gpu-0"}, "a"), forbidden: slices, want: "a: any", asked: claim + " " + slices},
 		"the pod is being deleted":      {claim: claimOf([]string{"gpu-0"}, "a"), change: func(p *corev1.Pod) { p.DeletionTimestamp = &metav1.Time{} }, want: "a: GPU-a", asked: claim + " " + slices},
 		"the pod has succeeded":         {claim: claimOf([]string{"gpu-0"}, "a"), change: func(p *corev1.Pod) { p.Status.Phase = corev1.PodSucceeded }},
@@ -430,7 +433,7 @@ func TestAnObservationReadsABoundedNumberOfClaims(t *testing.T) {
 	}
 	for i, want := range []struct{ reads, any int }{{256, 44}, {44, 0}, {0, 0}} {
 		seen, asked := c.observes(true, nil, pods...)
-		if reads, any := len(strings.Fields(asked)), strings.Count(held(seen), "any"); reads != want.reads || any != want.any {
+		if reads, any := strings.Count(asked, "resourceclaims/"), strings.Count(held(seen), "any"); reads != want.reads || any != want.any {
 			t.Errorf("observation %d: %d reads, want %d; %d pods may have any GPU, want %d", i+1, reads, want.reads, any, want.any)
 		}
 	}
@@ -515,11 +518,58 @@ func TestClaimsOfAPodThatCannotStartCostLittle(t *testing.T) {
 	}
 }
 
-// A node that never had the driver costs the API server nothing for slices; one that had it goes on to ask, so that the agent sees that they are gone.
+// A pod keeps its GPU when the driver that it has it from stops, and that driver's slices go.
+func TestDevicesOfOtherDriversStayAsLongAsPodsHaveThem(t *testing.T) {
+	t.Parallel()
+	const device = "hami.example/gpu-1/d"
+	claim := claimOf([]string{"hami.example/d"}, "a")
+	ofHAMi := offers("d GPU-b")
+	ofHAMi.Items[0].Spec.Driver = "hami.example"
+	for name, row := range map[string]struct {
+		has      func(*claiming) holders.Assignments
+		mayRead  bool
+		afterPod string // what the node's other DRA drivers have once the slices are gone
+	}{
+		"prepared":         {has: func(*claiming) holders.Assignments { return prepared("a", "c", device) }, afterPod: "a: GPU-b any"},
+		"allocated":        {has: func(c *claiming) holders.Assignments { c.server.claims["c"] = claim; return nil }, mayRead: true, afterPod: "a: GPU-b"},
+		"of another claim": {has: func(*claiming) holders.Assignments { return prepared("a", "c", "net.example/gpu-1/eth0") }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			c := newClaiming(t)
+			c.server.slices = ofHAMi
+			a := claimant("a", claimedBy["by its name"], "c")
+			assigned := row.has(c)
+			seen, _ := c.observes(row.mayRead, assigned, a)
+			if len(seen.DRA.Others) != 1 || len(seen.DRA.Slices) != 0 || held(seen) != row.afterPod {
+				t.Errorf("other drivers have %v, NVIDIA's %d slices, and the pods hold %q", seen.DRA.Others, len(seen.DRA.Slices), held(seen))
+			}
+			c.server.slices = offers()
+			for range 2 {
+				if seen, _ = c.observes(row.mayRead, assigned, a); held(seen) != row.afterPod || len(seen.DRA.Others) > 0 != (row.afterPod != "") {
+					t.Errorf("without slices: other drivers have %v, and the pods hold %q", seen.DRA.Others, held(seen))
+				}
+			}
+			if seen, _ = c.observes(row.mayRead, nil); len(seen.DRA.Others) != 0 {
+				t.Errorf("without the pod: other drivers have %v", seen.DRA.Others)
+			}
+		})
+	}
+}
+
+// A node that never had a driver costs the API server nothing for slices; one that had it goes on to ask, so that the agent sees that they are gone.
 func TestWhatShowsThatTheDriverIsOrWasOnTheNode(t *testing.T) {
 	t.Parallel()
 	runs := func(name string, command ...string) corev1.Pod {
 		return corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: name}, Spec: corev1.PodSpec{Containers: []corev1.Container{{Command: command[:1], Args: command[1:]}}}}
+	}
+	mounting := func(folders ...string) corev1.Pod {
+		p := runs("p", "plugin")
+		p.OwnerReferences = []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "DaemonSet", Name: "d", UID: "d", Controller: new(true)}}
+		for _, f := range folders {
+			p.Spec.Volumes = append(p.Spec.Volumes, corev1.Volume{VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: f}}})
+		}
+		return p
 	}
 	for name, row := range map[string]struct {
 		pod      corev1.Pod
@@ -533,7 +583,10 @@ func TestWhatShowsThatTheDriverIsOrWasOnTheNode(t *testing.T) {
 		"kubelet has prepared its device": {
 			pod: runs("p", "sleep", "1d"), assigned: prepared("p", "c", "gpu.nvidia.com/gpu-1/gpu-0"), want: true,
 		},
-		"kubelet has prepared another's": {pod: runs("p", "sleep", "1d"), assigned: prepared("p", "c", "net.example/gpu-1/eth0")},
+		"kubelet has prepared another driver's": {pod: runs("p", "sleep", "1d"), assigned: prepared("p", "c", "net.example/gpu-1/eth0"), want: true},
+		"another driver":                        {pod: mounting("/var/lib/kubelet/plugins_registry", "/var/run/cdi"), want: true},
+		"a driver of volumes":                   {pod: mounting("/var/lib/kubelet/plugins_registry", "/var/lib/kubelet/plugins")},
+		"a container toolkit":                   {pod: mounting("/var/run/cdi")},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

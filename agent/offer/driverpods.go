@@ -18,6 +18,9 @@ const (
 	driverRegistry  = "plugins_registry"
 )
 
+// specsFolder is where a DRA driver writes what a container runtime needs for a device (/var/run/cdi). Storage drivers register with kubelet too, and have none.
+const specsFolder = "cdi"
+
 // driverPods returns the pods of NVIDIA's DRA driver for GPUs that have not ended, those that are about to end last.
 func driverPods(pods []corev1.Pod) []*corev1.Pod {
 	var out, ending []*corev1.Pod
@@ -47,10 +50,10 @@ func gpuDriver(pod *corev1.Pod) *corev1.Container {
 	return nil
 }
 
-// NamesDriver reports whether the pod says that it starts NVIDIA's DRA driver for GPUs. Any pod may say so: it costs the API server a watch, and has no
-// other effect.
+// NamesDriver reports whether the pod says that it starts NVIDIA's DRA driver for GPUs, or looks like another DRA driver. Any pod may say so: it costs the API
+// server a watch, and has no other effect.
 func NamesDriver(pod corev1.Pod) bool {
-	return slices.ContainsFunc(pod.Spec.Containers, func(c corev1.Container) bool { return startsDriver(&c) })
+	return registers(&pod) && mounts(&pod, specsFolder) || slices.ContainsFunc(pod.Spec.Containers, func(c corev1.Container) bool { return startsDriver(&c) })
 }
 
 // startsDriver reports whether the container's command names the driver's program.
@@ -61,9 +64,12 @@ func startsDriver(c *corev1.Container) bool {
 // registers reports whether the pod is of a DaemonSet, and mounts the folder where DRA drivers register with kubelet.
 func registers(pod *corev1.Pod) bool {
 	_, of := holders.DaemonSetOf(pod)
-	return of && slices.ContainsFunc(pod.Spec.Volumes, func(v corev1.Volume) bool {
-		return v.HostPath != nil && path.Base(v.HostPath.Path) == driverRegistry
-	})
+	return of && mounts(pod, driverRegistry)
+}
+
+// mounts reports whether the pod mounts a folder of the host with this name.
+func mounts(pod *corev1.Pod, folder string) bool {
+	return slices.ContainsFunc(pod.Spec.Volumes, func(v corev1.Volume) bool { return v.HostPath != nil && path.Base(v.HostPath.Path) == folder })
 }
 
 // wordsOf are the words of a container's command, which may be a script for a shell.

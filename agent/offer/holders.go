@@ -93,7 +93,7 @@ func ClaimsUnknown(seen *state.Observed) error {
 	if err := unreadClaims(seen); err != nil {
 		return err
 	}
-	if seen.Owner.Kind != api.OwnerDRAStatic && seen.Owner.Kind != api.OwnerBoth && seen.Owner.Claimants == "" {
+	if owner := seen.Owner; owner.Kind != api.OwnerDRAStatic && (owner.Kind != api.OwnerBoth || owner.Driver == "" && owner.Other != "") && owner.Claimants == "" {
 		return nil
 	}
 	return cmp.Or(slicesUnknown(seen), missingFromSlices(seen))

@@ -14,14 +14,17 @@ import (
 	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/agent/state/outcome"
 	"github.com/gpuslice/gpuslice/config/sanitize"
+	"github.com/gpuslice/gpuslice/drain/holders"
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// OwnerOf returns who allocates the node's GPUs. It looks at kubelet's devices, at the ResourceSlices and the pod of NVIDIA's DRA driver, and at pods that have
-// GPUs by claims: these keep their GPUs when the driver is gone.
+// OwnerOf returns who allocates the node's GPUs. It looks at kubelet's devices, at the ResourceSlices of DRA drivers and the pod of NVIDIA's, and at pods that have
+// GPUs by claims. These pods keep their GPUs when the driver is gone.
 func OwnerOf(s *state.Observed) state.Owner {
 	drivers, holding := driverPods(s.Pods), sanitize.Names(s.DRA.Claimed().Claimants(s.Pods, s.Kubelet.Assigned))
 	o := state.Owner{Plugin: pluginText(s), Driver: driverText(s, drivers, holding)}
+	other, otherHas := otherDriver(s)
+	o.Other = other
 	changing := s.Journal != nil && s.Journal.ByClaims // a change that starts the driver again itself
 	switch {
 	case changing:
@@ -31,7 +34,9 @@ func OwnerOf(s *state.Observed) state.Owner {
 			o.Claimants = holding
 		}
 	}
-	o.Kind, o.Evidence = ownerKind(s, o, drivers, changing, holding)
+	if o.Kind, o.Evidence = ownerKind(s, o, drivers, changing, holding); other != "" {
+		o.Kind, o.Evidence = api.OwnerBoth, otherHas
+	}
 	return o
 }
 
@@ -64,7 +69,7 @@ func ResetsRefused(seen *state.Observed) string {
 	case owner.Kind == api.OwnerDRADynamic:
 		return owner.Driver + " cuts the GPUs of this node itself"
 	case owner.Kind == api.OwnerBoth:
-		return fmt.Sprintf("%s and %s both allocate GPUs of this node", cmp.Or(owner.Plugin, "what offers GPUs to kubelet"), owner.Driver)
+		return owner.Allocate() + " GPUs of this node"
 	case owner.Kind == api.OwnerDRAStarting && owner.Left <= 0:
 		return owner.Driver + " advertises no GPU"
 	}
@@ -101,6 +106,21 @@ func driverText(s *state.Observed, drivers []*corev1.Pod, holding string) string
 }
 
 func podText(p *corev1.Pod) string { return "pod " + p.Namespace + "/" + p.Name }
+
+// otherDriver names a DRA driver other than NVIDIA's that allocates GPUs of the node, by one of its devices, and the GPU that this is; empty if there is none.
+func otherDriver(s *state.Observed) (driver, has string) {
+	devices := slices.SortedFunc(maps.Keys(s.DRA.Others), func(a, b holders.Device) int {
+		return cmp.Or(cmp.Compare(a.Driver, b.Driver), cmp.Compare(a.Name, b.Name), cmp.Compare(a.Pool, b.Pool))
+	})
+	if len(devices) == 0 {
+		return "", ""
+	}
+	first := devices[0]
+	if has = s.DRA.Others[first]; has != "" {
+		has = s.DeviceName(has)
+	}
+	return fmt.Sprintf("DRA driver %s (device %s)", sanitize.Cut(first.Driver, longestOfPod), sanitize.Cut(first.Name, longestOfPod)), has
+}
 
 // dynamicMIG returns the evidence that NVIDIA's DRA driver cuts GPUs itself; empty if it does not. An A100 with MIG mode off shows no counters, so the slices
 // alone do not show that it does not.

@@ -99,6 +99,7 @@ func TestOwnerOf(t *testing.T) {
 	t.Parallel()
 	whole := published(draDevice("gpu-0", "type", "gpu", "uuid", "GPU-0"), draDevice("gpu-1", "type", "gpu", "uuid", "GPU-1"))
 	cut := published(draDevice("gpu-1-mig-3g40gb-9-4", "type", "mig", "uuid", "MIG-b", "parentUUID", "GPU-1"))
+	others := map[holders.Device]string{{Driver: "hami.example", Pool: "node", Name: "d"}: "MIG-b", {Driver: "hami.example", Pool: "node", Name: "e"}: "GPU-0"}
 	counters := []resourcev1.ResourceSlice{
 		{ObjectMeta: metav1.ObjectMeta{Name: "slice-0"}, Spec: resourcev1.ResourceSliceSpec{SharedCounters: []resourcev1.CounterSet{{Name: "gpu-0-counter-set"}}}},
 	}
@@ -120,6 +121,7 @@ func TestOwnerOf(t *testing.T) {
 		err     error
 		offered capacity.Resources
 		plugins []corev1.Pod
+		others  map[holders.Device]string
 		want    api.Owner
 		says    []string
 
@@ -235,6 +237,18 @@ func TestOwnerOf(t *testing.T) {
 		"both, DynamicMIG": {
 			pods: []corev1.Pod{draPod(gated("DynamicMIG=true"))}, slices: append(counters, whole...), offered: capacity.Resources{"nvidia.com/gpu": {"GPU-0"}}, want: api.OwnerBoth,
 		},
+		"another DRA driver next to NVIDIA's": {
+			pods: []corev1.Pod{draPod()}, slices: whole, others: others, want: api.OwnerBoth, says: []string{"DRA driver hami.example (device d)", "GPU 1 3g.40gb", "pod dra/driver-1"},
+		},
+		"another DRA driver next to the plugin": {
+			offered: capacity.Resources{"nvidia.com/gpu": {"GPU-0"}}, others: others, want: api.OwnerBoth, says: []string{"what advertises nvidia.com/gpu", "DRA driver hami.example"},
+		},
+		"another DRA driver in a change":      {changing: true, pods: []corev1.Pod{draPod()}, slices: whole, others: others, want: api.OwnerBoth},
+		"another DRA driver alone":            {others: others, want: api.OwnerBoth, says: []string{"DRA driver hami.example"}},
+		"another DRA driver, of several GPUs": {others: map[holders.Device]string{{Driver: "hami.example", Name: "d"}: ""}, want: api.OwnerBoth},
+		"another DRA driver, of a long name": {
+			others: map[holders.Device]string{{Driver: strings.Repeat("h", 1<<10), Name: strings.Repeat("d", 1<<10)}: "GPU-0"}, want: api.OwnerBoth, says: []string{"GPU 0"},
+		},
 		"starting":               {pods: []corev1.Pod{draPod()}, want: api.OwnerDRAStarting, says: []string{"no ResourceSlice", "its pod is Running"}},
 		"starting, not complete": {pods: []corev1.Pod{draPod()}, slices: whole, partial: true, want: api.OwnerDRAStarting, says: []string{"not complete"}},
 		"starting, beside the plugin": {
@@ -262,7 +276,7 @@ func TestOwnerOf(t *testing.T) {
 					{Placed: nvml.Placed{Profile: "3g.40gb"}, Devices: []nvml.Device{{UUID: "MIG-b", Profile: "3g.40gb"}}},
 				}}},
 			}
-			seen.DRA.Claims = row.claims
+			seen.DRA.Claims, seen.DRA.Others = row.claims, row.others
 			if row.prepared != "" {
 				seen.Kubelet.Assigned = holders.Assignments{{Namespace: "team", Name: "a"}: {"claim c": {row.prepared}}}
 			}
@@ -271,14 +285,14 @@ func TestOwnerOf(t *testing.T) {
 			}
 			got := offer.OwnerOf(seen)
 			seen.Owner = got
-			by := got.Kind == api.OwnerBoth || got.Kind == api.OwnerDRAStatic || strings.Contains(got.Driver, "claims of")
+			by := got.Kind == api.OwnerBoth && (got.Driver != "" || got.Other == "") || got.Kind == api.OwnerDRAStatic || strings.Contains(got.Driver, "claims of")
 			if unknown := offer.ClaimsUnknown(seen); (unknown != nil) != (by && !seen.DRA.Complete) { // no pod is evicted while its claims say nothing
 				t.Errorf("slices complete %t, and the claims: %v", seen.DRA.Complete, unknown)
 			}
 			if got.Kind != row.want {
 				t.Errorf("%q: %+v, want %q", got.Kind, got, row.want)
 			}
-			text := got.Plugin + "; " + got.Driver + "; " + got.Evidence + "; " + offer.AdviceOn(got)
+			text := got.Plugin + "; " + got.Driver + "; " + got.Other + "; " + got.Evidence + "; " + offer.AdviceOn(got)
 			for _, want := range row.says {
 				if !strings.Contains(text, want) {
 					t.Errorf("want %q in %s", want, text)

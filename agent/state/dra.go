@@ -2,6 +2,7 @@ package state
 
 import (
 	"cmp"
+	"maps"
 	"slices"
 
 	resourcev1 "k8s.io/api/resource/v1"
@@ -10,10 +11,10 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// DRA is what NVIDIA's DRA driver advertises of the node's GPUs, and what resource claims have of it. It is zero if nothing shows that the driver is or was
+// DRA is what DRA drivers advertise of the node's GPUs, and what resource claims have of them. It is zero if nothing shows that a DRA driver is or was
 // on the node: the agent then makes no request for it.
 type DRA struct {
-	// Slices are the driver's ResourceSlices for the node (spec.driver gpu.nvidia.com, spec.nodeName), sorted by name: of each pool those of its
+	// Slices are the ResourceSlices of NVIDIA's DRA driver for the node (spec.driver gpu.nvidia.com, spec.nodeName), sorted by name: of each pool those of its
 	// highest generation, cut by holders.ShortenSlice. It keeps the name of each device, its taints, and its attributes uuid, parentUUID, type and
 	// profile, by these names. A GPU for virtual machines has the UUID of the node's GPU: see holders.ByBus. Of SharedCounters and ConsumesCounters
 	// it keeps only whether there are any.
@@ -22,6 +23,9 @@ type DRA struct {
 	// and after a restart of kubelet, there are none.
 	Complete bool
 	Err      error // why the agent does not know the slices; they are then nil
+	// Others are the devices of other drivers that are GPUs of the node or parts of them, each with the UUID, or empty if it may be several: see
+	// holders.OfOthers. Those of a driver without slices stay as long as pods have devices of it.
+	Others map[holders.Device]string
 
 	Claims holders.Claims // the resource claims of the node's pods, as far as the agent has read them
 	Unread error          // why it could not read all of them
@@ -32,12 +36,13 @@ type DRA struct {
 	Unclosable    []string // devices that it cannot close, since a rule of others has the name, or the API server refuses the rule
 }
 
-// Claimed returns what holders.GPUPods needs. If the slices are not complete, no device is known.
+// Claimed returns what holders.GPUPods needs. If the slices are not complete, no device of NVIDIA's driver is known.
 func (d DRA) Claimed() holders.Claimed {
-	out := holders.Claimed{Claims: d.Claims}
+	out := holders.Claimed{Claims: d.Claims, UUIDs: map[holders.Device]string{}}
 	if d.Complete {
 		out.UUIDs = holders.UUIDs(d.Slices)
 	}
+	maps.Copy(out.UUIDs, d.Others)
 	return out
 }
 

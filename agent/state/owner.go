@@ -1,6 +1,8 @@
 package state
 
 import (
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/gpuslice/gpuslice/agent/api"
@@ -11,6 +13,7 @@ type Owner struct {
 	Kind   api.Owner
 	Plugin string // the device plugin, or something that advertises GPUs to kubelet as it does; empty if nothing does
 	Driver string // NVIDIA's DRA driver, which publishes GPUs, or is about to; empty if it does not
+	Other  string // another DRA driver that publishes GPUs of the node; empty if none does
 	// Evidence is why the driver is known to cut GPUs itself, which GPU both allocate, or why the driver advertises none yet.
 	Evidence string
 	// Claimants names pods that have GPUs by claims although neither a pod of the driver nor a ResourceSlice is on the node. It is not known which GPUs.
@@ -24,7 +27,25 @@ type Owner struct {
 }
 
 // ByClaims reports whether NVIDIA's DRA driver allocates the GPUs, or is about to, and nothing advertises them to kubelet as a device plugin does.
-func (o Owner) ByClaims() bool { return o.OfDRA() != api.OwnerNone && o.Plugin == "" }
+func (o Owner) ByClaims() bool {
+	return o.OfDRA() != api.OwnerNone && o.Plugin == "" && (o.Driver != "" || o.Other == "")
+}
+
+// Allocate says which programs allocate the GPUs of api.OwnerBoth: "A and B both allocate".
+func (o Owner) Allocate() string {
+	all := slices.DeleteFunc([]string{o.Plugin, o.Driver, o.Other}, func(name string) bool { return name == "" })
+	if o.Plugin == "" && o.Other == "" {
+		all = slices.Insert(all, 0, "what offers GPUs to kubelet")
+	}
+	switch len(all) {
+	case 1:
+		return all[0] + " allocates"
+	case 2:
+		return all[0] + " and " + all[1] + " both allocate"
+	default:
+		return strings.Join(all, " and ") + " all allocate"
+	}
+}
 
 // OfDRA returns the kind if NVIDIA's DRA driver has a part in it; otherwise none.
 func (o Owner) OfDRA() api.Owner {

@@ -43,7 +43,7 @@ type Device struct{ Driver, Pool, Name string }
 // Claimed is GPUPods's knowledge of resource claims, in addition to kubelet's.
 type Claimed struct {
 	Claims Claims
-	UUIDs  map[Device]string // of the GPUs and MIG devices that NVIDIA's DRA driver offers; see UUIDs
+	UUIDs  map[Device]string // of the GPUs and MIG devices that DRA drivers offer: NVIDIA's, see UUIDs, and others, see OfOthers
 }
 
 // ReadClaim reads the fields of a claim that count. A claim with more devices or consumers than any API server allows is not known to have
@@ -79,7 +79,7 @@ func (c Claim) IsSettledFor(pod types.UID) bool {
 	return c.Allocated && !c.Others && pod != "" && slices.Contains(c.Pods, pod)
 }
 
-// Own returns the GPUs that the claim has other than by admin access.
+// Own returns the GPUs of NVIDIA's DRA driver that the claim has other than by admin access.
 func (c Claim) Own() (devices []Device) {
 	for _, d := range c.Devices {
 		if d.Driver == ClaimDriver && !d.Admin {
@@ -105,10 +105,10 @@ func (c Claimed) AsAdmin(pod *corev1.Pod) bool {
 			return false
 		}
 		for _, d := range claim.Devices {
-			if d.Driver == ClaimDriver && !d.Admin {
+			if c.isGPU(d.Device) && !d.Admin {
 				return false
 			}
-			admin = admin || d.Driver == ClaimDriver
+			admin = admin || c.isGPU(d.Device)
 		}
 	}
 	return admin
@@ -197,12 +197,14 @@ func (c Claimed) by(pod *Pod, name string, prepared []Device, awaits bool) held 
 	// Kubelet has prepared all claims of a pod before the first container starts. It names the devices that containers have.
 	byKubelet := len(prepared) > 0 && (pod.Unlisted || pod.Started)
 	out := held{known: settled || byKubelet, unread: !read && !byKubelet && !pod.Unlisted}
-	sought := claim.soughtFor(settled, prepared)
+	sought := c.soughtFor(claim, settled, prepared)
 	// Kubelet names the drivers of a claim that it has prepared; without that it may be of any.
 	out.gpus = len(sought) > 0 || !settled && len(prepared) == 0
 	for _, d := range sought {
 		uuid, is := c.UUIDs[d]
-		if out.known = out.known && is; is {
+		if is = is && uuid != ""; !is {
+			out.known = false
+		} else {
 			out.uuids = append(out.uuids, uuid)
 		}
 	}
@@ -210,15 +212,25 @@ func (c Claimed) by(pod *Pod, name string, prepared []Device, awaits bool) held 
 }
 
 // soughtFor returns the GPUs that a pod has by the claim, as kubelet has prepared it, and if it is settled for the pod as the scheduler has allocated it.
-func (c Claim) soughtFor(settled bool, prepared []Device) []Device {
+func (c Claimed) soughtFor(claim Claim, settled bool, prepared []Device) []Device {
 	sought := slices.DeleteFunc(slices.Clone(prepared), func(d Device) bool {
 		// Kubelet does not mark what the claim has by admin access.
-		return d.Driver != ClaimDriver || settled && slices.Contains(c.Devices, ClaimedDevice{d, true})
+		return !c.isGPU(d) || settled && slices.Contains(claim.Devices, ClaimedDevice{d, true})
 	})
 	if settled {
-		sought = append(sought, c.Own()...)
+		for _, d := range claim.Devices {
+			if c.isGPU(d.Device) && !d.Admin {
+				sought = append(sought, d.Device)
+			}
+		}
 	}
 	return sought
+}
+
+// isGPU reports whether the device is a GPU or a part of one: each of NVIDIA's DRA driver for GPUs, and of another driver those that are this node's.
+func (c Claimed) isGPU(d Device) bool {
+	_, known := c.UUIDs[d]
+	return known || d.Driver == ClaimDriver
 }
 
 // claim notes that the pod has GPUs by one of its claims, or may have. Those that kubelet has prepared count whether the pod's spec names them or not.
@@ -294,11 +306,11 @@ func partClaims(given map[string][]string) (devices map[string][]string, claims 
 	return devices, claims
 }
 
-// GivesOut reports whether kubelet has prepared a device of the DRA driver for any pod.
+// GivesOut reports whether kubelet has prepared a device of the DRA driver for any pod; of any driver if it is empty.
 func (a Assignments) GivesOut(driver string) bool {
 	for _, given := range a {
 		for name, ids := range given {
-			if strings.HasPrefix(name, claimPrefix) && slices.ContainsFunc(ids, func(id string) bool { return deviceOf(id).Driver == driver }) {
+			if strings.HasPrefix(name, claimPrefix) && slices.ContainsFunc(ids, func(id string) bool { return driver == "" || deviceOf(id).Driver == driver }) {
 				return true
 			}
 		}

@@ -650,7 +650,7 @@ var needed = []attempt{
 	{"pods of its node", open, readPodsOf("own")},
 	{"pod of its node", open, readPod("team", "app-own")},
 	{"pod of its node: its resource claim", open, readClaim("team", "claim-own")},
-	{"pods of its node: the devices that its DRA driver offers", open, readSlices("spec.nodeName=own,spec.driver=gpu.nvidia.com")},
+	{"pods of its node: the devices that its DRA drivers offer", open, readSlices("spec.nodeName=own")},
 	{"evict", open, evict("team", "app-own", "its")},
 	{"evict the device plugin", open, evict("kube-system", "", "its")},
 	{"delete after the deadline", open, remove("team", "app-own", true, 30)},

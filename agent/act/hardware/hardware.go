@@ -60,7 +60,10 @@ func (g *GPUs) Change(ctx context.Context, in act.Input) error {
 	}
 	if owner := in.Seen.Owner; !in.Want.Undo && !owner.MayCut() { // it was the agent's when the change began
 		who := owner.Driver
-		if owner.Kind == api.OwnerBoth {
+		switch {
+		case owner.Other != "":
+			who = owner.Other
+		case owner.Kind == api.OwnerBoth:
 			who += ", next to a device plugin,"
 		}
 		return &api.Failure{

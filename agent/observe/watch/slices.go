@@ -25,8 +25,8 @@ const resourceSlices = "resourceslices"
 type watchedSlices struct {
 	kept
 
-	wanted chan struct{} // has an element once they are wanted
-	size   atomic.Int64  // how many are kept
+	wanted      chan struct{} // has an element once they are wanted
+	own, others atomic.Int64  // how many are kept, of NVIDIA's driver and of others
 
 	lock   sync.Mutex
 	failed error
@@ -54,9 +54,9 @@ func (w *watchedSlices) failure() error {
 	return w.failed
 }
 
-// Slices returns NVIDIA's DRA driver's ResourceSlices for the node, shortened to the relevant fields. The first call begins to watch them: a node
-// without that driver costs the API server nothing. Until the watch has shown them, the API server is read: a process that has just started must not take
-// slices that it has not seen yet for missing ones.
+// Slices returns the ResourceSlices of all DRA drivers for the node, shortened to the relevant fields. The first call begins to watch them: a node
+// without a DRA driver costs the API server nothing. Until the watch has shown them, the API server is read: a process that has just started must not take
+// slices that it has not seen yet for missing ones. Slices that name their nodes by a selector, as those of devices in a network do, are not among them.
 func (o *Objects) Slices(ctx context.Context) ([]resourcev1.ResourceSlice, error) {
 	if o.slices != nil {
 		o.slices.want()
@@ -72,22 +72,42 @@ func (o *Objects) Slices(ctx context.Context) ([]resourcev1.ResourceSlice, error
 	}
 	all := o.slices.all()
 	out := make([]resourcev1.ResourceSlice, 0, len(all))
-	emptied := false
+	emptied := map[*atomic.Int64]bool{}
 	for _, object := range all {
 		if s, is := object.(*resourcev1.ResourceSlice); is {
 			out = append(out, *s)
-			emptied = emptied || holders.IsEmptied(s)
+			emptied[o.slices.sizeOf(s)] = emptied[o.slices.sizeOf(s)] || holders.IsEmptied(s)
 		}
 	}
-	if emptied && len(out) <= holders.MaxSlices { // there were too many
-		return o.readSlices(ctx)
+	for size, is := range emptied {
+		if is && size.Load() <= holders.MaxSlices { // there were too many
+			return o.readSlices(ctx)
+		}
 	}
 	return out, nil
 }
 
+// sizeOf returns the count that the slice is of.
+func (w *watchedSlices) sizeOf(s *resourcev1.ResourceSlice) *atomic.Int64 {
+	if s.Spec.Driver == holders.ClaimDriver {
+		return &w.own
+	}
+	return &w.others
+}
+
+// grew counts slices that are kept, or no longer are.
+func (w *watchedSlices) grew(object any, by int64) {
+	if gone, is := object.(cache.DeletedFinalStateUnknown); is {
+		object = gone.Obj
+	}
+	if s, is := object.(*resourcev1.ResourceSlice); is {
+		w.sizeOf(s).Add(by)
+	}
+}
+
 // shortened returns what is kept of a slice: of one too many, that it is there.
 func (w *watchedSlices) shortened(object any) (any, error) {
-	if s, is := object.(*resourcev1.ResourceSlice); is && w.size.Load() >= holders.MaxSlices {
+	if s, is := object.(*resourcev1.ResourceSlice); is && w.sizeOf(s).Load() >= holders.MaxSlices {
 		if kept, had, err := w.store.GetByKey(s.Name); err != nil || !had || holders.IsEmptied(kept.(*resourcev1.ResourceSlice)) { //nolint:errcheck // it is a slice
 			holders.EmptySlice(s)
 		}
@@ -120,9 +140,9 @@ func (o *Objects) sliceError(err error) error {
 	}
 }
 
-// selectSlices selects the slices of the driver for the node. Node authorizers let a node read only its own.
+// selectSlices selects the slices for the node. Node authorizers let a node read only its own.
 func (o *Objects) selectSlices() fields.Selector {
-	return fields.AndSelectors(fields.OneTermEqualSelector("spec.nodeName", o.o.Node), fields.OneTermEqualSelector("spec.driver", holders.ClaimDriver))
+	return fields.OneTermEqualSelector("spec.nodeName", o.o.Node)
 }
 
 // listSlices asks for a list of slices once, and reads the answer slice by slice.
@@ -134,13 +154,14 @@ func (o *Objects) listSlices(ctx context.Context, options metav1.ListOptions) (*
 		return nil, err
 	}
 	defer func() { _ = body.Close() }() // it is read to its end, or that has failed
-	out := &resourcev1.ResourceSliceList{}
+	out, has := &resourcev1.ResourceSliceList{}, map[bool]int{}
 	err = readObjects(body, &out.ListMeta, func(text []byte) error {
 		var s resourcev1.ResourceSlice
 		if err := s.Unmarshal(text); err != nil {
 			return fmt.Errorf("the slice after %d others: %w", len(out.Items), err)
 		}
-		if len(out.Items) >= holders.MaxSlices {
+		own := s.Spec.Driver == holders.ClaimDriver
+		if has[own]++; has[own] > holders.MaxSlices {
 			holders.EmptySlice(&s)
 		}
 		holders.ShortenSlice(&s)
@@ -168,7 +189,7 @@ func (o *Objects) watchSlices(ctx context.Context, changed func()) *watchedSlice
 		out.note(err)
 		return events, err
 	}
-	out.store, out.informer = o.informer(source, &resourcev1.ResourceSlice{}, out.shortened, changed, func(by int) { out.size.Add(int64(by)) })
+	out.store, out.informer = o.informer(source, &resourcev1.ResourceSlice{}, out.shortened, changed, out.grew)
 	go func() {
 		select {
 		case <-ctx.Done():

@@ -41,7 +41,7 @@ func (s *sliceServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if !strings.HasSuffix(r.URL.Path, "/resourceslices") {
 		s.t.Errorf("asked for %s", r.URL)
 	}
-	if got := q.Get("fieldSelector"); got != "spec.nodeName=gpu-1,spec.driver=gpu.nvidia.com" {
+	if got := q.Get("fieldSelector"); got != "spec.nodeName=gpu-1" {
 		s.t.Errorf("selected by %q, of which a node may read", got)
 	}
 	verb := "list"
@@ -171,15 +171,31 @@ func TestTheFirstObservationHasTheSlices(t *testing.T) {
 	shown(t, "at once", slices, err, 1)
 }
 
-// Whoever writes slices for the node decides how many there are: of those that are too many the agent keeps that they are there.
+// Whoever writes slices for the node decides how many there are: of those that are too many the agent keeps that they are there. NVIDIA's driver and others do not
+// take each other's place.
 func TestOfTooManySlicesLittleIsKept(t *testing.T) {
 	t.Parallel()
+	for name, row := range map[string]struct{ many, one string }{
+		"of NVIDIA's driver": {holders.ClaimDriver, "example.com"}, "of another": {"example.com", holders.ClaimDriver},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			testTooManySlices(t, row.many, row.one)
+		})
+	}
+}
+
+func testTooManySlices(t *testing.T, manyOf, oneOf string) {
+	t.Helper()
 	var names []string
 	for i := range resourcev1.ResourceSliceMaxDevices {
 		names = append(names, fmt.Sprintf("gpu-%d", i))
 	}
 	one := offering(names...)
-	one.Items[0].Annotations = nil
+	one.Items[0].Annotations, one.Items[0].Spec.Driver = nil, manyOf
+	for i := range one.Items[0].Spec.Devices {
+		one.Items[0].Spec.Devices[i].Attributes = map[resourcev1.QualifiedName]resourcev1.DeviceAttribute{"uuid": {StringValue: new("GPU-a")}}
+	}
 	many := one
 	many.Items = nil
 	for i := range 1024 {
@@ -187,6 +203,9 @@ func TestOfTooManySlicesLittleIsKept(t *testing.T) {
 		s.Name, s.Spec.Pool.ResourceSliceCount = fmt.Sprintf("s-%d", i), 1024
 		many.Items = append(many.Items, s)
 	}
+	last := *one.Items[0].DeepCopy()
+	last.Name, last.Spec.Driver = "last", oneOf
+	many.Items = append(many.Items, last)
 	s := &sliceServer{t: t, list: many}
 	o, ctx, cancel := s.serve()
 	defer cancel() // before the server closes, which waits for the watch
@@ -196,12 +215,16 @@ func TestOfTooManySlicesLittleIsKept(t *testing.T) {
 		t.Helper()
 		o.Begin(false)
 		got, err := o.Slices(t.Context())
-		size := 0
+		size, of := 0, map[string][]resourcev1.ResourceSlice{}
 		for i := range got {
 			size += got[i].Size()
+			of[got[i].Spec.Driver] = append(of[got[i].Spec.Driver], got[i])
 		}
-		if _, complete := holders.CurrentSlices(got); err != nil || complete || len(got) != len(many.Items) || size > 1<<20 {
+		if _, complete := holders.CurrentSlices(of[manyOf]); err != nil || complete || len(got) != len(many.Items) || size > 1<<21 {
 			t.Errorf("%s: %d slices of %d bytes, complete %t: %v", how, len(got), size, complete, err)
+		}
+		if len(of[oneOf]) != 1 || len(of[oneOf][0].Spec.Devices) != len(names) {
+			t.Errorf("%s: of the other driver there are %d slices", how, len(of[oneOf]))
 		}
 	}
 	expect("at once")

@@ -77,26 +77,26 @@ func (o *Objects) watch(ctx context.Context, resource, namespace string, selecto
 			return Read(ctx, client, options)
 		}
 	}
-	store, informer := o.informer(source, kind, shortened, changed, func(int) {})
+	store, informer := o.informer(source, kind, shortened, changed, func(any, int64) {})
 	go informer.RunWithContext(ctx)
 	return &kept{store: store, informer: informer}
 }
 
 // informer makes an informer, which keeps of each object what transform leaves. It calls grew with 1 for each object that it adds, and with -1 for each that
 // it removes.
-func (o *Objects) informer(source *cache.ListWatch, kind runtime.Object, transform cache.TransformFunc, changed func(), grew func(by int)) (cache.Store, cache.Controller) {
+func (o *Objects) informer(source *cache.ListWatch, kind runtime.Object, transform cache.TransformFunc, changed func(), grew func(object any, by int64)) (cache.Store, cache.Controller) {
 	return cache.NewInformerWithOptions(cache.InformerOptions{
 		ListerWatcher: source,
 		ObjectType:    kind,
 		Handler: cache.ResourceEventHandlerFuncs{
-			AddFunc: func(any) { grew(1); changed() },
+			AddFunc: func(added any) { grew(added, 1); changed() },
 			UpdateFunc: func(before, after any) {
 				o.NoteRequest(before, after)
 				if !decidesAlike(before, after) {
 					changed()
 				}
 			},
-			DeleteFunc: func(any) { grew(-1); changed() },
+			DeleteFunc: func(deleted any) { grew(deleted, -1); changed() },
 		},
 		Transform: transform,
 	})
