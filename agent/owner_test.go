@@ -50,7 +50,10 @@ func (w *world) startDRADriver(gates string, change ...func(*corev1.Pod)) {
 				Name: "gpus", Command: []string{"bash", "-c"}, Args: []string{"gpu-kubelet-plugin -v 6"}, Env: []corev1.EnvVar{{Name: "FEATURE_GATES", Value: gates}},
 			}},
 		},
-		Status: corev1.PodStatus{Phase: corev1.PodRunning, ContainerStatuses: []corev1.ContainerStatus{runsSince(metav1.Now())}},
+		Status: corev1.PodStatus{
+			Phase: corev1.PodRunning, ContainerStatuses: []corev1.ContainerStatus{runsSince(metav1.Now())},
+			Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}},
+		},
 	}
 	for _, c := range change {
 		c(p)
@@ -151,6 +154,9 @@ func (o offering) RawResource() cache.Getter {
 	return &restfake.RESTClient{
 		NegotiatedSerializer: serializer.NewCodecFactory(kinds).WithoutConversion(), GroupVersion: resourcev1.SchemeGroupVersion,
 		Client: restfake.CreateHTTPClient(func(*http.Request) (*http.Response, error) {
+			if o.w.slicesFail {
+				return &http.Response{StatusCode: http.StatusForbidden, Body: http.NoBody}, nil
+			}
 			var body bytes.Buffer
 			list := &resourcev1.ResourceSliceList{TypeMeta: metav1.TypeMeta{APIVersion: "resource.k8s.io/v1", Kind: "ResourceSliceList"}, Items: slices.Concat(o.w.published, o.w.others)}
 			err := protobuf.NewSerializer(kinds, kinds).Encode(list, &body)
@@ -520,6 +526,71 @@ func TestADRADriverThatDoesNotComeBackEndsTheChange(t *testing.T) {
 		w.settle(config.ReasonCapacityMismatch)
 		w.expectRefused(config.ReasonCapacityMismatch, "NVIDIA's DRA driver does not run on this node")
 	})
+}
+
+// Kubelet deletes all slices when it starts, and a driver may miss that. Kubelet's own second deletion comes half a minute after a socket went.
+func TestADriverThatHasLostItsSlicesIsRestarted(t *testing.T) {
+	t.Parallel()
+	for name, row := range map[string]struct {
+		keep     func(*world)
+		comes    bool // the restart helps
+		restarts int  // in two hours
+		says     []string
+	}{
+		"a label asks for a geometry":   {comes: true, restarts: 1},
+		"and the restart does not help": {restarts: 3, says: []string{"delete pod dra/driver-", "is ready, and has no ResourceSlice for the node", "has advertised no GPU since", "changes nothing until it does"}},
+		"nothing is asked for": {
+			keep: func(w *world) { w.unset(config.LabelMIGConfig) }, says: []string{"delete pod dra/driver-2, so that its DaemonSet starts another: it is ready, and has no ResourceSlice"},
+		},
+		"the node is held":   {keep: func(w *world) { w.annotate(config.AnnotationHold, "x") }},
+		"it is not ready":    {keep: func(w *world) { w.setDriver(w.podsIn("dra")[0], func(p *corev1.Pod) { p.Status.Conditions = nil }) }, says: []string{"see the log of"}},
+		"no right to see it": {keep: func(w *world) { w.slicesFail = true }, says: []string{"cannot be read"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, h100)
+				w.noPlugin, w.draDriver = true, true
+				w.spend(time.Minute)
+				w.converge("all-1g.10gb")
+				if row.keep != nil {
+					row.keep(w)
+					w.spend(time.Minute)
+				}
+				w.draDriver = row.comes
+				w.publish()
+				before := w.podsIn("dra")[0].Name
+				restarts := 0
+				for i := range 2 * 360 {
+					w.spend(10 * time.Second)
+					if pods := w.podsIn("dra"); len(pods) == 0 && !row.comes {
+						w.startDRADriver("")
+					}
+					if now := w.podsIn("dra")[0].Name; now != before {
+						before = now
+						if restarts++; i < 5 {
+							t.Errorf("restarted after %d s, while the slices may come", 10*(i+1))
+						}
+					}
+				}
+				if restarts != row.restarts {
+					t.Errorf("%d restarts, want %d", restarts, row.restarts)
+				}
+				c := w.condition()
+				for _, want := range row.says {
+					if !strings.Contains(c.Message, want) {
+						t.Errorf("want %q in %s", want, c.Message)
+					}
+				}
+				if row.comes {
+					w.settle(config.ReasonConverged)
+				} else if c.Status == corev1.ConditionTrue && row.keep == nil {
+					t.Errorf("%s: %s", c.Reason, c.Message)
+				}
+				w.expectGivenBack()
+			})
+		})
+	}
 }
 
 // replacements are what takes NVIDIA's DRA driver from the node for a while. Its DaemonSet starts another pod.

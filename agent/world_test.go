@@ -115,6 +115,7 @@ type world struct {
 
 	published  []resourcev1.ResourceSlice                         // by NVIDIA's DRA driver
 	others     []resourcev1.ResourceSlice                         // by other DRA drivers
+	slicesFail bool                                               // the API server refuses to list slices
 	driverSeen time.Time                                          // when its pod was last on the node
 	readsClaim func(ctx context.Context, name string) (err error) // called before the API server answers for a claim
 

@@ -91,6 +91,12 @@ func awaitDriver(seen *state.Observed) error {
 		return foreign(fmt.Sprintf("%s. The DRA driver has been gone since %s (%s); nothing changes until it is back",
 			offer.AdviceOn(owner), outcome.Moment(owner.Since), owner.Evidence))
 	}
+	if owner.Left <= 0 && owner.Lost != "" { // the agent starts it again, for a request of a geometry
+		return &outcome.Waiting{
+			Reason: config.ReasonForeignOwner, After: outcome.DriverRetry, Advice: offer.AdviceOn(owner),
+			Message: fmt.Sprintf("%s has advertised no GPU since %s", owner.Driver, outcome.Moment(owner.Since)), Else: "changes nothing until it does",
+		}
+	}
 	if owner.Left <= 0 {
 		return foreign(fmt.Sprintf("see the log of %s, or delete its pod, so that its DaemonSet starts another: it has advertised no GPU since %s (%s); until it does, the agent cannot tell who may cut the GPUs, and changes nothing",
 			owner.Driver, outcome.Moment(owner.Since), owner.Evidence))

@@ -84,6 +84,10 @@ func TestWhatIsRefusedByTheOwnerOfTheGPUs(t *testing.T) {
 			owner:   state.Owner{Kind: api.OwnerDRAStarting, Driver: driver, Evidence: "its container gpus waits (CrashLoopBackOff)", Since: time.Unix(1e9, 0)},
 			devices: parts, reason: config.ReasonForeignOwner, says: []string{driver, "CrashLoopBackOff", "2001-09-09 01:46:40Z"},
 		},
+		"ready, and its slices are lost": {
+			owner:   state.Owner{Kind: api.OwnerDRAStarting, Driver: driver, Lost: "pod dra/driver-1", Since: time.Unix(1e9, 0)},
+			devices: parts, reason: config.ReasonForeignOwner, waits: true, says: []string{"delete pod dra/driver-1", "is ready, and has no ResourceSlice", "2001-09-09 01:46:40Z"},
+		},
 		"its slices are left, and no pod of it": {
 			owner:   state.Owner{Kind: api.OwnerDRAStarting, Driver: driver, PodGone: true, Evidence: "no pod of it is on the node", Since: time.Unix(1e9, 0)},
 			devices: parts, reason: config.ReasonForeignOwner, says: []string{"start NVIDIA's DRA driver on this node again: its ResourceSlices are here", "2001-09-09 01:46:40Z"},

@@ -124,7 +124,7 @@ func (r *Resolver) resolve(seen *state.Observed, want state.Desired, pluginKey s
 		if err != nil {
 			return want, err
 		}
-		requests, want.MissingPositions = found, beyond
+		requests, want.MissingPositions, want.Geometry = found, beyond, len(found) > 0
 		if err := geometryRefused(seen, want.Label, want.Name, requests); err != nil {
 			return want, err
 		}

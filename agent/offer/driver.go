@@ -172,6 +172,8 @@ func AdviceOn(owner state.Owner) string {
 		return "start NVIDIA's DRA driver on this node again: its ResourceSlices are here, and no pod of it"
 	case owner.Claimants != "":
 		return "start NVIDIA's DRA driver on this node again: without it no pod that has claims can end: " + owner.Claimants
+	case owner.Lost != "":
+		return fmt.Sprintf("delete %s, so that its DaemonSet starts another: it is ready, and has no ResourceSlice for the node", owner.Lost)
 	default:
 		return "see the log of " + owner.Driver
 	}

@@ -180,13 +180,14 @@ func HasOutdatedPod(seen *state.Observed, under config.MIGStrategy) bool {
 }
 
 // isOutdated reports whether the pod needs a restart: it started before a GPU recovered, and withholds that GPU. NVIDIA's device plugin and DRA driver report
-// a GPU that has had an error as unhealthy until they start again. A pod that keeps offering devices that no longer exist is outdated, too.
+// a GPU that has had an error as unhealthy until they start again. A pod that keeps offering devices that no longer exist is outdated, too, and one that has
+// lost its ResourceSlices.
 func isOutdated(seen *state.Observed, o Offer, pod *corev1.Pod, under config.MIGStrategy) bool {
 	began, runs := startOf(pod)
 	if !runs || seen.Kubelet.Err != nil {
 		return false
 	}
-	if began.Before(seen.Outdated) && OffersGone(seen) {
+	if began.Before(seen.Outdated) && (OffersGone(seen) || LostSlices(seen)) {
 		return true
 	}
 	if !seen.Owner.MayCut() {

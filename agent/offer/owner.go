@@ -12,7 +12,9 @@ import (
 
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/state"
+	"github.com/gpuslice/gpuslice/agent/state/capacity"
 	"github.com/gpuslice/gpuslice/agent/state/outcome"
+	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/config/sanitize"
 	"github.com/gpuslice/gpuslice/drain/holders"
 	"github.com/gpuslice/gpuslice/nvml"
@@ -23,6 +25,9 @@ import (
 func OwnerOf(s *state.Observed) state.Owner {
 	drivers, holding := driverPods(s.Pods), sanitize.Names(s.DRA.Claimed().Claimants(s.Pods, s.Kubelet.Assigned))
 	o := state.Owner{Plugin: pluginText(s), Driver: driverText(s, drivers, holding)}
+	if lostSlices(s, drivers) {
+		o.Lost = podText(drivers[0])
+	}
 	other, otherHas := otherDriver(s)
 	o.Other = other
 	changing := s.Journal != nil && s.Journal.ByClaims // a change that starts the driver again itself
@@ -77,6 +82,23 @@ func ResetsRefused(seen *state.Observed) string {
 		return why
 	}
 	return ""
+}
+
+// lostSlices reports whether a driver that is ready has no slice at all, although the GPUs have devices. Kubelet deletes all slices when it starts, and the driver
+// publishes them again within half a minute; releases of it were seen that did not before they were started again.
+func lostSlices(s *state.Observed, drivers []*corev1.Pod) bool {
+	if len(drivers) == 0 || s.DRA.Err != nil || len(s.DRA.Slices) > 0 || len(capacity.Expected(s.GPUs, config.MIGStrategyMixed)) == 0 {
+		return false
+	}
+	_, runs := startOf(drivers[0])
+	return runs && slices.ContainsFunc(drivers[0].Status.Conditions, func(c corev1.PodCondition) bool {
+		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
+	})
+}
+
+// LostSlices reports whether NVIDIA's DRA driver allocates the GPUs of the node, is ready, and has lost its ResourceSlices.
+func LostSlices(seen *state.Observed) bool {
+	return seen.Owner.Lost != "" && seen.Owner.Kind == api.OwnerDRAStarting && seen.Owner.ByClaims()
 }
 
 // pluginText names what advertises GPUs to kubelet, or is about to; empty if nothing does.
@@ -185,6 +207,8 @@ func whyNothingOffered(s *state.Observed, drivers []*corev1.Pod) string {
 		state = lastState(drivers[0])
 	}
 	switch {
+	case lostSlices(s, drivers):
+		return podText(drivers[0]) + " is ready, and has no ResourceSlice for the node"
 	case len(s.DRA.Slices) == 0:
 		return "it has no ResourceSlice for the node, and " + state
 	case !s.DRA.Complete:

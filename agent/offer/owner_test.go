@@ -42,6 +42,17 @@ func draPod(change ...func(*corev1.Pod)) corev1.Pod {
 	return p
 }
 
+// allocatesByClaims reports whether pods may have GPUs from NVIDIA's DRA driver, so that its slices have to say which.
+func allocatesByClaims(o state.Owner) bool {
+	return o.Kind == api.OwnerBoth && (o.Driver != "" || o.Other == "") || o.Kind == api.OwnerDRAStatic || strings.Contains(o.Driver, "claims of")
+}
+
+// isReady is a driver whose containers run, and are ready.
+func isReady(p *corev1.Pod) {
+	p.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "gpus", State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}}
+	p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}
+}
+
 func gated(value string) func(*corev1.Pod) {
 	return func(p *corev1.Pod) { p.Spec.Containers[1].Env = []corev1.EnvVar{{Name: "FEATURE_GATES", Value: value}} }
 }
@@ -122,6 +133,7 @@ func TestOwnerOf(t *testing.T) {
 		offered capacity.Resources
 		plugins []corev1.Pod
 		others  map[holders.Device]string
+		lost    bool
 		want    api.Owner
 		says    []string
 
@@ -249,8 +261,18 @@ func TestOwnerOf(t *testing.T) {
 		"another DRA driver, of a long name": {
 			others: map[holders.Device]string{{Driver: strings.Repeat("h", 1<<10), Name: strings.Repeat("d", 1<<10)}: "GPU-0"}, want: api.OwnerBoth, says: []string{"GPU 0"},
 		},
-		"starting":               {pods: []corev1.Pod{draPod()}, want: api.OwnerDRAStarting, says: []string{"no ResourceSlice", "its pod is Running"}},
-		"starting, not complete": {pods: []corev1.Pod{draPod()}, slices: whole, partial: true, want: api.OwnerDRAStarting, says: []string{"not complete"}},
+		"starting": {pods: []corev1.Pod{draPod()}, want: api.OwnerDRAStarting, says: []string{"no ResourceSlice", "its pod is Running"}},
+		"starting, its slices lost": {
+			pods: []corev1.Pod{draPod(isReady)}, want: api.OwnerDRAStarting, says: []string{"pod dra/driver-1 is ready, and has no ResourceSlice", "delete pod dra/driver-1"}, lost: true,
+		},
+		"starting, its slices lost, ending": {
+			pods: []corev1.Pod{draPod(isReady, func(p *corev1.Pod) { p.DeletionTimestamp = &metav1.Time{} })}, want: api.OwnerDRAStarting, says: []string{"see the log"},
+		},
+		"starting, its slices lost, next to the plugin": {
+			pods: []corev1.Pod{draPod(isReady)}, offered: capacity.Resources{"nvidia.com/gpu": {"GPU-0"}}, plugins: []corev1.Pod{plugin}, want: api.OwnerDRAStarting, says: []string{"is ready, and has no"},
+		},
+		"starting, and unreadable": {pods: []corev1.Pod{draPod(isReady)}, err: errors.New("forbidden"), want: api.OwnerDRAStarting, says: []string{"see the log"}},
+		"starting, not complete":   {pods: []corev1.Pod{draPod()}, slices: whole, partial: true, want: api.OwnerDRAStarting, says: []string{"not complete"}},
 		"starting, beside the plugin": {
 			pods: []corev1.Pod{draPod()}, offered: capacity.Resources{"nvidia.com/gpu": {"GPU-0"}}, plugins: []corev1.Pod{plugin}, want: api.OwnerDRAStarting,
 		},
@@ -285,12 +307,11 @@ func TestOwnerOf(t *testing.T) {
 			}
 			got := offer.OwnerOf(seen)
 			seen.Owner = got
-			by := got.Kind == api.OwnerBoth && (got.Driver != "" || got.Other == "") || got.Kind == api.OwnerDRAStatic || strings.Contains(got.Driver, "claims of")
-			if unknown := offer.ClaimsUnknown(seen); (unknown != nil) != (by && !seen.DRA.Complete) { // no pod is evicted while its claims say nothing
+			if unknown := offer.ClaimsUnknown(seen); (unknown != nil) != (allocatesByClaims(got) && !seen.DRA.Complete) { // no pod is evicted while its claims say nothing
 				t.Errorf("slices complete %t, and the claims: %v", seen.DRA.Complete, unknown)
 			}
-			if got.Kind != row.want {
-				t.Errorf("%q: %+v, want %q", got.Kind, got, row.want)
+			if got.Kind != row.want || offer.LostSlices(seen) != row.lost {
+				t.Errorf("%q, slices lost %t: %+v, want %q, %t", got.Kind, offer.LostSlices(seen), got, row.want, row.lost)
 			}
 			text := got.Plugin + "; " + got.Driver + "; " + got.Other + "; " + got.Evidence + "; " + offer.AdviceOn(got)
 			for _, want := range row.says {

@@ -20,6 +20,7 @@ type Desired struct {
 	Name             string         // of the config; empty if nothing is requested
 	Label            string         // the label that requests it
 	Targets          plan.Targets   // GPU by GPU
+	Geometry         bool           // the request has one; Targets has none where it is refused
 	Plugin           *DesiredPlugin // nil keeps the device plugin's config
 	Keys             *nodekeys.Keys // of a profile; nil keeps the node's labels and taints
 	MissingPositions []int          // positions that the config names and the node does not have

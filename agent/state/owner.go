@@ -19,6 +19,9 @@ type Owner struct {
 	// Claimants names pods that have GPUs by claims although neither a pod of the driver nor a ResourceSlice is on the node. It is not known which GPUs.
 	Claimants string
 	PodGone   bool // the driver's ResourceSlices are here, and no pod of it: they outlast it
+	// Lost names the driver's pod if it is ready, has no ResourceSlice, and the GPUs have devices: kubelet has deleted the slices, and the driver does not
+	// publish them again.
+	Lost string
 
 	// Of api.OwnerDRAStarting alone.
 

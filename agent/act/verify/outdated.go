@@ -11,8 +11,9 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// outdatedFor is how long a device plugin may withhold a well GPU or advertise gone devices before its restart: the first time, the second, and each
-// time after that. A plugin that was starting during a reload of the driver was seen never to advertise a GPU again. The same times pause restarts
+// outdatedFor is how long a device plugin may withhold a well GPU, advertise gone devices or lack its ResourceSlices before its restart: the first time, the
+// second, and each time after that. Kubelet deletes the slices of a driver half a minute after its socket has gone, and a driver publishes them again within
+// another half. A plugin that was starting during a reload of the driver was seen never to advertise a GPU again. The same times pause restarts
 // after an error that a GPU has recovered from. A program can make such errors as often as it likes, and each restart of the plugin withholds all of
 // the node's devices from new pods for seconds.
 var outdatedFor = [...]time.Duration{time.Minute, 10 * time.Minute, time.Hour}
@@ -23,7 +24,7 @@ const forgetAfter = time.Hour
 // outdated is since when, and how often, the device plugin has not advertised the current GPUs.
 type outdated struct {
 	since         time.Time // zero while it is up to date
-	gone          bool      // it advertises devices that are gone
+	gone          bool      // it advertises devices that are gone, or is ready and has lost its ResourceSlices
 	restartBefore time.Time // a plugin that started earlier needs a restart
 	restartedAt   time.Time // when that last happened
 	times         int       // how often that happened
@@ -33,18 +34,15 @@ type outdated struct {
 }
 
 // follow records whether the device plugin withholds a well GPU, or advertises gone devices: a user has cut the GPUs by hand, or a change lost its
-// journal with the node object. Gone devices count only with a request: without one the agent disturbs no plugin, whoever cuts the GPUs. In the
-// middle of a change the plugin advertises what it can see, and is restarted anyway.
+// journal with the node object. It records the same of a driver that has lost its ResourceSlices. Gone devices and lost slices count only with a request:
+// without one the agent disturbs no plugin, whoever cuts the GPUs. In the middle of a change the plugin advertises what it can see, and is restarted anyway.
 func (w *outdated) follow(seen *state.Observed, want state.Desired, now time.Time) {
 	if now.Sub(w.lastSeen) >= forgetAfter {
 		w.times = 0
 	}
 	gone := offer.Gone(seen)
-	w.uncured = seen.Record.Learnt.Uncured
-	if len(gone) == 0 && len(offer.Of(seen).Offered()) > 0 {
-		w.uncured = nil
-	}
-	w.gone = len(gone) > 0 && asksForGPUs(want)
+	w.uncured = lastUncured(seen, gone)
+	w.gone = len(gone) > 0 && asksForGPUs(want) || want.Geometry && offer.LostSlices(seen)
 	if seen.Journal != nil || seen.Kubelet.Err != nil || !w.gone && !offer.WithholdsWell(seen) {
 		w.since = time.Time{}
 		return
@@ -60,10 +58,23 @@ func (w *outdated) follow(seen *state.Observed, want state.Desired, now time.Tim
 	}
 	if now.Sub(w.since) >= outdatedFor[min(w.times, len(outdatedFor)-1)] {
 		w.restartBefore = now
-		if w.uncured == nil || !slices.Equal(gone, w.uncured.Devices) {
-			w.uncured = &journal.Uncured{Devices: gone, Since: now}
-		}
+		w.tryToCure(gone, now)
 		w.restart(now)
+	}
+}
+
+// lastUncured returns what the host's record has, unless these devices, which are gone and advertised, are none.
+func lastUncured(seen *state.Observed, gone []string) *journal.Uncured {
+	if len(gone) == 0 && len(offer.Of(seen).Offered()) > 0 {
+		return nil
+	}
+	return seen.Record.Learnt.Uncured
+}
+
+// tryToCure notes that the plugin is to be restarted for these devices.
+func (w *outdated) tryToCure(gone []string, now time.Time) {
+	if len(gone) > 0 && (w.uncured == nil || !slices.Equal(gone, w.uncured.Devices)) {
+		w.uncured = &journal.Uncured{Devices: gone, Since: now}
 	}
 }
 
