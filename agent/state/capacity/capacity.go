@@ -288,7 +288,10 @@ func Withheld(gpu nvml.GPU, strategy config.MIGStrategy, kubelet Resources) bool
 }
 
 // VerifyInterval is the least time between two observations that both count. A plugin that registers and then fails, or registers twice, does so within a
-// second or two.
+// second or two. A DRA driver opens its sockets and publishes at once, and kubelet registers sockets once a second (loopSleepDuration of its plugin manager):
+// nothing shows the agent when it has. A pod that comes before cannot get its devices, and kubelet tries again after 10 to 15 seconds. So the slices alone, however
+// new, do not stand for the second observation. That kubelet deletes slices when it starts, and 30 seconds after the last connection to their driver has ended unless
+// another has begun, is seen at rest.
 const VerifyInterval = 2 * time.Second
 
 // Agreement is how often the agent has seen hardware, kubelet and node agree, and when last.
