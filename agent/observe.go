@@ -119,7 +119,7 @@ func (a *Agent) observeKubelet(ctx context.Context, seen *state.Observed, pods [
 }
 
 // observeClaims reads which devices resource claims have, and which are closed to them. It does so whenever the observation reads the API server, during a
-// change, and for a plan that a user requests; and always where NVIDIA's DRA driver advertises the GPUs as they are cut. At rest it sends one request there
+// change, and for a plan that a user requests; and always where NVIDIA's DRA driver advertises the GPUs. At rest it sends one request there
 // for each claim of a pod, and none on other nodes.
 func (a *Agent) observeClaims(ctx context.Context, seen *state.Observed) {
 	_, asked := seen.Node.Annotations[config.AnnotationPreview]

@@ -196,8 +196,7 @@ func TestGPUsThatTheDRADriverCutsAreNotCut(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
-		w.noPlugin = true
-		w.startDRADriver(dynamicGate)
+		w.noPlugin, w.draDriver, w.driverGates = true, true, dynamicGate
 		w.profiles(`{apiVersion: gpuslice.io/v1alpha1, kind: Profiles, profiles: {
 			cut: {mig: [{gpus: {all: true}, enabled: true, instances: {1g.10gb: 7}}], labels: {team: a}},
 			shared: {mig: [{gpus: {all: true}, enabled: true, instances: {1g.10gb: 7}}], sharing: {timeSlicing: {resources: [{name: nvidia.com/mig-1g.10gb, replicas: 2}]}}}}}`)
@@ -214,7 +213,11 @@ func TestGPUsThatTheDRADriverCutsAreNotCut(t *testing.T) {
 			})
 			w.turn()
 			w.agent.Pass(t.Context())
-			w.expectRefused(config.ReasonForeignOwner, "claims of class mig.nvidia.com", "DynamicMIG", "pod dra/driver-1")
+			if n := w.node().Labels; n[config.LabelProfile] == "" && n[config.LabelMIGConfig] == "all-enabled" { // of each GPU the driver makes parts anyway
+				w.reach("all-enabled")
+				continue
+			}
+			w.expectRefused(config.ReasonForeignOwner, "claims of class mig.nvidia.com", "pod dra/driver-1")
 		}
 		if s := w.status(); s.Owner != api.OwnerDRADynamic || s.Phase != api.PhaseStalled {
 			t.Errorf("the status is %+v", s)
@@ -411,6 +414,10 @@ func (w *world) driverDevices() (out []resourcev1.Device) {
 	w.t.Helper()
 	out = []resourcev1.Device{}
 	for _, gpu := range w.snapshot() {
+		if w.driverGates == dynamicGate {
+			out = append(out, dynamicDevices(gpu)...)
+			continue
+		}
 		if !gpu.Enabled || w.offersGone {
 			out = append(out, wholeGPU(fmt.Sprintf("gpu-%d", gpu.Minor), string(gpu.UUID)))
 		}

@@ -219,7 +219,7 @@ const (
 	// ReasonForeignOwner is given when a DRA driver keeps the agent from cutting the node's GPUs. NVIDIA's cuts them itself (DynamicMIG), advertises
 	// them together with a device plugin, or advertises none yet, so that their owner is unknown; or another driver advertises them.
 	//
-	// You can: request MIG devices by claims of class mig.nvidia.com, or leave the node to the device plugin alone, as the message says.
+	// You can: request MIG devices by claims of class mig.nvidia.com, and by the label only which GPUs are in MIG mode (all-enabled), or leave the node to the device plugin alone, as the message says.
 	ReasonForeignOwner Reason = "ForeignOwner"
 	// ReasonImpossibleSharing is given when the device plugin cannot share the node's resources as requested.
 	//

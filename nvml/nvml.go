@@ -268,6 +268,13 @@ const (
 	HostOfSharedGPUs  Virtualization = "host-vsga"   // this host draws for its virtual machines, which have no GPU of their own
 )
 
+// SwitchesAlone reports whether MIG mode goes on and off without a reset of the GPU, as on Hopper and later. A program that makes instances on such a GPU can
+// turn the mode on first.
+func (g GPU) SwitchesAlone() bool { return g.ComputeCapability.AtLeast(hopper, 0) }
+
+// hopper is the major compute capability of the first GPUs whose MIG mode changes without a reset.
+const hopper = 9
+
 // Geometry gives the present geometry of the GPU.
 func (g GPU) Geometry() Geometry {
 	var out Geometry

@@ -53,7 +53,7 @@ func GoalOf(seen *state.Observed, want state.Desired, err error, under config.MI
 	}
 	back := Goal{Kind: Undo, Targets: seen.Journal.Targets(seen.GPUs), Why: err}
 	if seen.Owner.Kind == api.OwnerDRADynamic { // the agent may not cut the GPUs any more, not even back
-		back.Targets = nil
+		back.Targets = modesBack(seen, back.Targets)
 	}
 	return back
 }

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -149,6 +150,23 @@ func TestTheWayBackIsTheLayoutOfBefore(t *testing.T) {
 		if goal.Kind != decide.Undo || (goal.Targets != nil) != goesBack || len(goal.Targets) == 1 != goesBack {
 			t.Errorf("%v: kind %d, back to %v, want %t", owner, goal.Kind, goal.Targets, goesBack)
 		}
+	}
+}
+
+// Where NVIDIA's DRA driver cuts the GPUs, a change that has switched MIG modes alone goes back to these, and leaves the instances to the driver. A GPU on which
+// the driver has made one by then keeps its mode.
+func TestTheWayBackOfMIGModesIsTheModesOfBefore(t *testing.T) {
+	t.Parallel()
+	has := []nvml.Instance{{Placed: nvml.Placed{Profile: "1g.10gb"}}}
+	seen := &state.Observed{
+		Node: &corev1.Node{}, Owner: state.Owner{Kind: api.OwnerDRADynamic},
+		GPUs:    []nvml.GPU{{UUID: "GPU-off"}, {UUID: "GPU-on", Instances: has}, {UUID: "GPU-used", Enabled: true, Instances: has}},
+		Journal: &journal.Journal{ModesOnly: true, Previous: []journal.GPULayout{{GPU: "GPU-off"}, {GPU: "GPU-on", MIG: true}, {GPU: "GPU-used"}}},
+	}
+	want := plan.Targets{"GPU-off": {Undo: true, ModeOnly: true}, "GPU-on": {Request: nvml.Request{MIG: true}, Undo: true, ModeOnly: true}}
+	goal := decide.GoalOf(seen, state.Desired{}, errors.New("refused"), config.MIGStrategyNone)
+	if diff := cmp.Diff(want, goal.Targets); goal.Kind != decide.Undo || diff != "" {
+		t.Errorf("kind %d, back to (-want +got):\n%s", goal.Kind, diff)
 	}
 }
 

@@ -9,9 +9,11 @@ import (
 
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/offer"
+	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/agent/state/outcome"
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/sanitize"
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
@@ -22,13 +24,89 @@ func geometryRefused(seen *state.Observed, label, name string, requests map[nvml
 	}
 	switch seen.Owner.Kind {
 	case api.OwnerDRADynamic:
-		return foreign(fmt.Sprintf("request MIG devices by claims of class mig.nvidia.com, or turn DynamicMIG off in the feature gates of %s: it cuts the GPUs of this node itself (%s), "+
-			"and would destroy the instances that label %s=%s requests", seen.Owner.Driver, seen.Owner.Evidence, label, name))
+		return modesRefused(seen, label, name, requests)
 	case api.OwnerDRAStatic:
 		return partsRefused(seen, requests)
 	case api.OwnerNone, api.OwnerPlugin, api.OwnerBoth, api.OwnerDRAStarting:
 	}
 	return unclear(seen)
+}
+
+// modesRefused returns why the agent may not change the GPUs where NVIDIA's DRA driver cuts them itself; nil if it may. There a label can request MIG modes
+// alone. A mode that takes a reset is what the driver never changes. The instances are the driver's: the agent destroys none, not even one without a claim.
+func modesRefused(seen *state.Observed, label, name string, requests map[nvml.UUID]nvml.Request) error {
+	cuts := func(r nvml.Request) bool {
+		return slices.ContainsFunc(slices.Collect(maps.Values(r.Devices)), func(n int) bool { return n > 0 })
+	}
+	if slices.ContainsFunc(slices.Collect(maps.Values(requests)), cuts) || seen.Journal != nil && !seen.Journal.ModesOnly {
+		return foreign(fmt.Sprintf("request MIG devices by claims of class mig.nvidia.com, and by the label only which GPUs are in MIG mode, as all-enabled and all-disabled do; "+
+			"or turn DynamicMIG off in the feature gates of %s: it cuts the GPUs of this node itself (%s), and would destroy the instances that label %s=%s requests",
+			seen.Owner.Driver, seen.Owner.Evidence, label, name))
+	}
+	for _, gpu := range seen.GPUs {
+		request, named := requests[gpu.UUID]
+		if !named || request.MIG || gpu.Lost || !gpu.Capable {
+			continue
+		}
+		if gpu.SwitchesAlone() {
+			return foreign(fmt.Sprintf("remove label %s=%s, or leave GPU %d out of its config: %s turns MIG mode on for claims of class mig.nvidia.com, and off after them; the agent cannot keep that GPU whole",
+				label, name, gpu.Index, seen.Owner.Driver))
+		}
+		if gpu.Enabled && len(gpu.Instances) > 0 {
+			return instancesStay(seen, gpu)
+		}
+	}
+	if seen.Journal == nil && (seen.DRA.Err != nil || !seen.DRA.Complete) {
+		return &outcome.Waiting{
+			Reason: config.ReasonForeignOwner, After: outcome.EvictionRetry,
+			Message: fmt.Sprintf("changes no MIG mode until the ResourceSlices of %s for this node are complete, which show who has which GPU", seen.Owner.Driver),
+		}
+	}
+	return nil
+}
+
+// instancesStay waits until NVIDIA's DRA driver has destroyed the instances of a GPU that shall leave MIG mode.
+func instancesStay(seen *state.Observed, gpu nvml.GPU) error {
+	var pods []string
+	for _, p := range seen.Holders.Pods {
+		if !p.DevicesKnown || slices.Contains(p.Devices, string(gpu.UUID)) {
+			pods = append(pods, p.String())
+		}
+	}
+	held := "no pod that the agent knows of has a claim on it: delete the driver's pod, which destroys instances without a claim when it starts again"
+	if len(pods) > 0 {
+		held = "end the pods that have or may have claims on it: " + sanitize.Names(pods)
+	}
+	return &outcome.Waiting{
+		Reason: config.ReasonForeignOwner, After: outcome.EvictionRetry, Advice: held,
+		Message: fmt.Sprintf("GPU %d leaves MIG mode only without instances, and has %s, which %s destroys after the claims", gpu.Index, gpu.Geometry(), seen.Owner.Driver),
+	}
+}
+
+// modesAlone limits the targets to the MIG modes where NVIDIA's DRA driver cuts the GPUs itself.
+func modesAlone(seen *state.Observed, targets plan.Targets) plan.Targets {
+	if seen.Owner.Kind != api.OwnerDRADynamic {
+		return targets
+	}
+	out := plan.Targets{}
+	for gpu, t := range targets {
+		out[gpu] = plan.Target{Request: nvml.Request{MIG: t.MIG}, Undo: t.Undo, ModeOnly: true}
+	}
+	return out
+}
+
+// modesBack limits the targets of an undo to the MIG modes that the change has switched. A GPU on which the driver has made instances since keeps its mode.
+func modesBack(seen *state.Observed, former plan.Targets) plan.Targets {
+	if !seen.Journal.ModesOnly {
+		return nil
+	}
+	out := modesAlone(seen, former)
+	for _, gpu := range seen.GPUs {
+		if !out[gpu.UUID].MIG && len(gpu.Instances) > 0 {
+			delete(out, gpu.UUID)
+		}
+	}
+	return out
 }
 
 // sharingRefused returns why the agent writes no config of the device plugin, which by requests; nil if it may. Where NVIDIA's DRA driver allocates the GPUs,

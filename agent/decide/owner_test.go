@@ -16,8 +16,80 @@ import (
 	"github.com/gpuslice/gpuslice/agent/state/outcome"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/config/catalog"
+	"github.com/gpuslice/gpuslice/drain/holders"
 	"github.com/gpuslice/gpuslice/nvml"
 )
+
+// Where NVIDIA's DRA driver cuts the GPUs itself, a label can request MIG modes alone, as far as the driver does not switch them.
+func TestWhichMIGModesALabelCanRequestOfTheDRADriver(t *testing.T) {
+	t.Parallel()
+	has := []nvml.Instance{{Placed: nvml.Placed{Profile: "3g.40gb", Span: nvml.Span{Start: 4, Size: 4}}}}
+	const driver = "NVIDIA's DRA driver (pod dra/driver-1)"
+	for name, row := range map[string]struct {
+		mig     bool
+		devices map[string]int
+		gpu     nvml.GPU
+		pods    []holders.Pod
+		journal *journal.Journal
+		unknown bool // the slices are
+
+		waits bool
+		says  []string // nil if it can
+	}{
+		"on":                            {mig: true},
+		"on, as it is":                  {mig: true, gpu: nvml.GPU{Enabled: true, Instances: has}},
+		"on, which the driver switches": {mig: true, gpu: nvml.GPU{ComputeCapability: nvml.ComputeCapability{Major: 9}}},
+		"on, and none of a profile":     {mig: true, devices: map[string]int{"1g.10gb": 0}},
+		"off":                           {gpu: nvml.GPU{Enabled: true}},
+		"off, as it is":                 {},
+		"off, which the driver switches": {
+			gpu: nvml.GPU{ComputeCapability: nvml.ComputeCapability{Major: 10}}, says: []string{"leave GPU 0 out", driver, "class mig.nvidia.com", "the agent cannot keep that GPU whole"},
+		},
+		"off, with an instance that a pod has": {
+			gpu: nvml.GPU{Enabled: true, Instances: has}, pods: []holders.Pod{{Namespace: "team", Name: "a", Devices: []string{"GPU-0"}, DevicesKnown: true}, {Namespace: "team", Name: "b", DevicesKnown: true}},
+			waits: true, says: []string{"end the pods that have or may have claims on it: team/a;", "GPU 0", "3g.40gb@4", driver},
+		},
+		"off, with an instance that no pod has": {
+			gpu: nvml.GPU{Enabled: true, Instances: has}, waits: true, says: []string{"delete the driver's pod", "GPU 0", "3g.40gb@4"},
+		},
+		"instances":      {mig: true, devices: map[string]int{"1g.10gb": 7}, says: []string{"by claims of class mig.nvidia.com", "as all-enabled and all-disabled do", "DynamicMIG"}},
+		"in its change":  {mig: true, journal: &journal.Journal{Target: "mine", ModesOnly: true}, unknown: true},
+		"the change cut": {mig: true, journal: &journal.Journal{Target: "mine"}, says: []string{"it cuts the GPUs of this node itself"}},
+		"without slices": {mig: true, unknown: true, waits: true, says: []string{"changes no MIG mode until the ResourceSlices of " + driver}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := decide.Resolver{
+				Settings: config.Default(),
+				Parse: func([]byte) (map[string]catalog.MIGConfig, error) {
+					return map[string]catalog.MIGConfig{"mine": {{All: true, MIG: row.mig, Devices: row.devices}}}, nil
+				},
+			}
+			row.gpu.UUID, row.gpu.Capable = "GPU-0", true
+			seen := &state.Observed{
+				Node:  &corev1.Node{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{config.LabelMIGConfig: "mine"}}},
+				Owner: state.Owner{Kind: api.OwnerDRADynamic, Driver: driver}, GPUs: []nvml.GPU{row.gpu}, Files: state.Files{Configs: &state.ConfigMapFile{}},
+				DRA: state.DRA{Complete: !row.unknown}, Holders: state.Holders{Pods: row.pods}, Journal: row.journal, Plugin: state.PluginConfig{Read: true},
+			}
+			want, err := r.Resolve(seen)
+			if row.says == nil {
+				if target := want.Targets["GPU-0"]; err != nil || !target.ModeOnly || target.MIG != row.mig || len(target.Devices) > 0 {
+					t.Errorf("the target is %+v, %v", target, err)
+				}
+				return
+			}
+			var waiting *outcome.Waiting
+			if errors.As(err, &waiting) != row.waits || err == nil {
+				t.Fatalf("%v: waiting %t, want %t", err, waiting != nil, row.waits)
+			}
+			for _, text := range row.says {
+				if !strings.Contains(err.Error()+";", text) {
+					t.Errorf("want %q in %v", text, err)
+				}
+			}
+		})
+	}
+}
 
 func TestWhatIsRefusedByTheOwnerOfTheGPUs(t *testing.T) {
 	t.Parallel()

@@ -7,6 +7,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/offer"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/agent/state"
@@ -28,6 +29,9 @@ func Planned(seen *state.Observed, want state.Desired, settings config.Settings)
 	}
 	if !want.Undo {
 		out.Sick = seen.Sick
+	}
+	if seen.Owner.Kind == api.OwnerDRADynamic { // instances come and go, and the driver writes the specs of its claims itself
+		out.CDI = nil
 	}
 	if want.Plugin != nil {
 		out.Plugin = seen.PlannedPlugin(want.Plugin)

@@ -145,7 +145,7 @@ func (r *Resolver) resolve(seen *state.Observed, want state.Desired, pluginKey s
 		asks[config.LabelDevicePluginConfig] = pluginKey
 	}
 	want.Drain = want.Drain.Allowing(seen.Annotation(config.AnnotationAllowEviction), asks)
-	want.Targets = state.Targets(requests)
+	want.Targets = modesAlone(seen, state.Targets(requests))
 	want.Fingerprint = fingerprint(want, requests)
 	return want, r.refuses(seen, want)
 }

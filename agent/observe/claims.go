@@ -83,8 +83,8 @@ func (c *Claims) FreshFor(step bool) bool {
 	return fresh
 }
 
-// Observe adds the allocations of claims to the observation. It reads claims if mayRead is set, and always where NVIDIA's DRA driver advertises the GPUs
-// as they are cut: only its claim shows there that a pod has a device which is gone. Otherwise it uses those that it has. A claim that cannot be read is no
+// Observe adds the allocations of claims to the observation. It reads claims if mayRead is set, and always where NVIDIA's DRA driver advertises the GPUs:
+// only its claim shows there that a pod has a device which is gone. Otherwise it uses those that it has. A claim that cannot be read is no
 // error of the observation: its pod may have any GPU.
 func (c *Claims) Observe(ctx context.Context, seen *state.Observed, mayRead bool) {
 	c.driver = c.driver || slices.ContainsFunc(seen.Pods, offer.NamesDriver) || seen.Kubelet.Assigned.GivesOut("")
@@ -92,7 +92,8 @@ func (c *Claims) Observe(ctx context.Context, seen *state.Observed, mayRead bool
 	if had {
 		c.slices(ctx, seen)
 	}
-	atRest := offer.OwnerOf(seen).Kind == api.OwnerDRAStatic
+	kind := offer.OwnerOf(seen).Kind
+	atRest := kind == api.OwnerDRAStatic || kind == api.OwnerDRADynamic
 	c.claims(ctx, seen, mayRead || atRest)
 	if !atRest {
 		c.next = 0

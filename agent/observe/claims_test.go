@@ -557,6 +557,33 @@ func TestDevicesOfOtherDriversStayAsLongAsPodsHaveThem(t *testing.T) {
 	}
 }
 
+// Where NVIDIA's DRA driver allocates the GPUs, as they are cut or as it cuts them, only a claim shows that its pod has a device which is gone.
+func TestClaimsAreReadAtRestWhereTheDriverAllocatesTheGPUs(t *testing.T) {
+	t.Parallel()
+	for gates, want := range map[string]string{"": "resourceclaims/c resourceslices", "DynamicMIG=true": "resourceclaims/c resourceslices", "no driver": ""} {
+		t.Run(gates, func(t *testing.T) {
+			t.Parallel()
+			c := newClaiming(t)
+			c.server.claims["c"] = claimOf([]string{"gpu-0"}, "a")
+			pods := []corev1.Pod{claimant("a", claimedBy["for an extended resource"], "c")}
+			if gates != "no driver" {
+				pods = append(pods, corev1.Pod{
+					ObjectMeta: metav1.ObjectMeta{
+						Namespace: "dra", Name: "driver", UID: "driver", OwnerReferences: []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "DaemonSet", Name: "driver", UID: "set", Controller: new(true)}},
+					},
+					Spec: corev1.PodSpec{
+						Volumes:    []corev1.Volume{{VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/var/lib/kubelet/plugins_registry"}}}},
+						Containers: []corev1.Container{{Name: "gpus", Command: []string{"gpu-kubelet-plugin"}, Env: []corev1.EnvVar{{Name: "FEATURE_GATES", Value: gates}}}},
+					},
+				})
+			}
+			if _, asked := c.observes(false, nil, pods...); asked != want {
+				t.Errorf("asked for %q, want %q", asked, want)
+			}
+		})
+	}
+}
+
 // A node that never had a driver costs the API server nothing for slices; one that had it goes on to ask, so that the agent sees that they are gone.
 func TestWhatShowsThatTheDriverIsOrWasOnTheNode(t *testing.T) {
 	t.Parallel()

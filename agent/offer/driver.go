@@ -148,10 +148,20 @@ func (d driver) Withholds(gpu nvml.GPU, under config.MIGStrategy) bool {
 }
 
 // Text implements Offer. Users who claim devices know them by class and profile: "gpu.nvidia.com 1, mig.nvidia.com 1g.10gb 7".
-func (d driver) Text(state.Desired) string {
+func (d driver) Text(want state.Desired) string {
 	switch {
 	case d.seen.Owner.Kind == api.OwnerDRADynamic:
-		return "as claims ask"
+		var inParts []string
+		for _, gpu := range d.seen.GPUs {
+			_, asked := want.Targets[gpu.UUID]
+			if _, parts := offeredAs(d.seen, gpu.UUID); asked && parts {
+				inParts = append(inParts, fmt.Sprintf("GPU %d", gpu.Index))
+			}
+		}
+		if len(inParts) == 0 {
+			return "as claims ask"
+		}
+		return "as claims ask, also in parts of " + sanitize.Names(inParts)
 	case d.seen.DRA.Err != nil:
 		return textUnknown
 	}
@@ -217,7 +227,7 @@ func (d driver) untouched() []string {
 	return s.DRA.DevicesOf(s.Node.Name, others)
 }
 
-// Missing implements Offer. Where the driver cuts the GPUs itself, slices and GPUs have nothing to agree on.
+// Missing implements Offer. Where the driver cuts the GPUs itself, slices and instances have nothing to agree on: see modesNotOffered.
 func (d driver) Missing(*state.DesiredPlugin, config.MIGStrategy) (missing []string, stands capacity.Resources) {
 	switch {
 	case d.seen.Owner.Kind == api.OwnerDRADynamic:
@@ -225,7 +235,7 @@ func (d driver) Missing(*state.DesiredPlugin, config.MIGStrategy) (missing []str
 	case slicesUnknown(d.seen) != nil:
 		return []string{slicesUnknown(d.seen).Error()}, nil
 	case !DriverRuns(d.seen): // its slices outlast it by half a minute
-		return []string{"NVIDIA's DRA driver does not run on this node: " + DriverAway(d.seen)}, nil
+		return []string{notRunning(d.seen)}, nil
 	}
 	if missing = d.disagreements(); len(missing) > 0 {
 		return missing, nil
@@ -253,8 +263,14 @@ func (d driver) disagreements() []string {
 	return out
 }
 
-// lacksDevices reports whether a GPU has a device that the complete slices lack.
+// lacksDevices reports whether a GPU has a device that the complete slices lack. Where the driver makes the parts itself, one device stands for the GPU.
 func (d driver) lacksDevices() bool {
+	if d.seen.Owner.Kind == api.OwnerDRADynamic {
+		return slices.ContainsFunc(d.seen.GPUs, func(g nvml.GPU) bool {
+			whole, parts := offeredAs(d.seen, g.UUID)
+			return !whole && !parts
+		})
+	}
 	listed := map[string]bool{}
 	for _, ids := range d.listed() {
 		for _, id := range ids {
@@ -269,12 +285,74 @@ func (d driver) lacksDevices() bool {
 	return false
 }
 
+// modesNotOffered says of which of these GPUs the slices do not show the present MIG mode, where NVIDIA's DRA driver makes the instances itself. It reads the
+// modes at its start. A GPU whose mode takes no reset it offers as a whole and in parts, others in parts or as a whole, as the mode is.
+func modesNotOffered(seen *state.Observed, targets plan.Targets) (out []string) {
+	switch {
+	case seen.Owner.Kind != api.OwnerDRADynamic || len(targets) == 0 || seen.Kubelet.Err != nil:
+		return nil
+	case slicesUnknown(seen) != nil:
+		return []string{slicesUnknown(seen).Error()}
+	case !DriverRuns(seen):
+		return []string{notRunning(seen)}
+	}
+	for _, gpu := range seen.GPUs {
+		if _, named := targets[gpu.UUID]; !named || gpu.Lost || !gpu.Capable {
+			continue
+		}
+		whole, parts := offeredAs(seen, gpu.UUID)
+		if text := modeNotOffered(gpu, whole, parts); text != "" {
+			out = append(out, text)
+		}
+	}
+	return out
+}
+
+// modeNotOffered says how what the slices have of the GPU, as a whole or in parts, differs from its MIG mode; empty if it does not.
+func modeNotOffered(gpu nvml.GPU, whole, parts bool) string {
+	wantsWhole, wantsParts := gpu.SwitchesAlone() || !gpu.Enabled, gpu.SwitchesAlone() || gpu.Enabled
+	mode := "is not in MIG mode"
+	if gpu.Enabled {
+		mode = "is in MIG mode"
+	}
+	what := ""
+	switch {
+	case wantsParts && !parts:
+		what = "have no parts of it"
+	case wantsWhole && !whole:
+		what = "do not have it as a whole"
+	case whole && !wantsWhole:
+		what = "have it as a whole"
+	case parts && !wantsParts:
+		what = "have parts of it"
+	default:
+		return ""
+	}
+	return fmt.Sprintf("GPU %d %s, and the ResourceSlices %s", gpu.Index, mode, what)
+}
+
+// offeredAs reports whether the slices have the GPU as a whole, and parts of it.
+func offeredAs(seen *state.Observed, gpu nvml.UUID) (whole, parts bool) {
+	for _, s := range seen.DRA.Slices {
+		for _, d := range s.Spec.Devices {
+			whole = whole || isPart(d) && state.Attribute(d, "uuid") == string(gpu)
+			parts = parts || isPart(d) && state.Attribute(d, "parentUUID") == string(gpu)
+		}
+	}
+	return whole, parts
+}
+
+func notRunning(seen *state.Observed) string {
+	return "NVIDIA's DRA driver does not run on this node: " + DriverAway(seen)
+}
+
 // Withdrawn implements Offer: the pods with claims of devices that no slice has any more. The driver has restarted since, and such a pod cannot start, or
 // runs on devices that no longer exist. An undo considers them only if it cuts GPUs, since it then evicts those pods.
 func (d driver) Withdrawn(_ capacity.Resources, want state.Desired) []state.Withdrawn {
 	s := d.seen
 	undoCuts := s.Journal != nil && len(s.Journal.Targets(s.GPUs)) > 0
-	if want.Undo && !undoCuts || !d.isSettled() || want.Restoring || s.RebootedSinceVerified() && d.lacksDevices() {
+	settled := d.isSettled() || s.Owner.Kind == api.OwnerDRADynamic && s.DRA.Complete && len(want.Targets) > 0
+	if want.Undo && !undoCuts || !settled || want.Restoring || s.RebootedSinceVerified() && d.lacksDevices() {
 		return nil
 	}
 	offered := namesOf(s.DRA)

@@ -84,10 +84,10 @@ var (
 const longestOfPod = 100
 
 // holdsSession reports whether the pod of NVIDIA's DRA driver keeps the library open, or may do so, for as long as it runs: a driver that watches the health
-// of GPUs does.
+// of GPUs does, and one that cuts them itself.
 func holdsSession(pod *corev1.Pod) bool {
 	c := gpuDriver(pod)
-	return c == nil || turnedOn(c, gateHealthCheck) != ""
+	return c == nil || turnedOn(c, gateHealthCheck) != "" || turnedOn(c, gateDynamicMIG) != ""
 }
 
 // turnsOn reports whether these feature gates turn the gate on, or may: a variable in them can have any value. Kubernetes takes the last value of each gate,

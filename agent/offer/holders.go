@@ -93,10 +93,24 @@ func ClaimsUnknown(seen *state.Observed) error {
 	if err := unreadClaims(seen); err != nil {
 		return err
 	}
-	if owner := seen.Owner; owner.Kind != api.OwnerDRAStatic && (owner.Kind != api.OwnerBoth || owner.Driver == "" && owner.Other != "") && owner.Claimants == "" {
+	if !mayHaveClaimed(seen) && seen.Owner.Claimants == "" {
 		return nil
 	}
 	return cmp.Or(slicesUnknown(seen), missingFromSlices(seen))
+}
+
+// mayHaveClaimed reports whether a pod may have a device of NVIDIA's DRA driver by a claim.
+func mayHaveClaimed(seen *state.Observed) bool {
+	switch owner := seen.Owner; owner.Kind {
+	case api.OwnerDRAStatic:
+		return true
+	case api.OwnerDRADynamic:
+		return slices.ContainsFunc(seen.Holders.Pods, func(p holders.Pod) bool { return len(p.DeviceClaims) > 0 })
+	case api.OwnerBoth:
+		return owner.Driver != "" || owner.Other == ""
+	case api.OwnerNone, api.OwnerPlugin, api.OwnerDRAStarting:
+	}
+	return false
 }
 
 // unreadClaims names the pods that may hold any GPU because a claim of theirs was not read, and why it was not; nil if there is none.

@@ -80,6 +80,7 @@ func Compare(seen *state.Observed, want state.Desired, under config.MIGStrategy)
 	out := state.Capacity{Verified: seen.Capacity.Verified, Strategy: under}
 	var stands capacity.Resources
 	out.Missing, stands = missingOf(seen, want.Plugin, under)
+	out.Missing = append(out.Missing, modesNotOffered(seen, want.Targets)...)
 	// If the config is not known, the offer stands only if it agrees with hardware and node.
 	if stands != nil || len(out.Missing) == 0 {
 		out.Withdrawn = Of(seen).Withdrawn(stands, want)

@@ -162,6 +162,9 @@ func dynamicMIG(s *state.Observed, drivers []*corev1.Pod) string {
 			return fmt.Sprintf("%s of container %s of %s", by, driverContainer, podText(p))
 		}
 	}
+	if s.Journal != nil && s.Journal.ModesOnly { // the agent itself keeps the driver away while a mode changes, and kubelet then deletes its slices
+		return "it did when the change under way began"
+	}
 	return ""
 }
 

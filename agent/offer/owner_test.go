@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	resourcev1 "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/offer"
+	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/agent/state/capacity"
 	"github.com/gpuslice/gpuslice/agent/state/journal"
@@ -141,8 +143,10 @@ func TestOwnerOf(t *testing.T) {
 		prepared string // a device that kubelet has prepared for pod team/a by its claim
 
 		changing bool // a change is under way that began when the driver gave out the GPUs
+		modes    bool // and that made their instances itself
 	}{
-		"in a change, the driver away": {changing: true, want: api.OwnerDRAStatic, says: []string{"NVIDIA's DRA driver"}},
+		"in a change of MIG modes alone, the driver away": {changing: true, modes: true, want: api.OwnerDRADynamic, says: []string{"when the change under way began"}},
+		"in a change, the driver away":                    {changing: true, want: api.OwnerDRAStatic, says: []string{"NVIDIA's DRA driver"}},
 		"in a change, the driver away, and a plugin comes": {
 			changing: true, plugins: []corev1.Pod{plugin}, want: api.OwnerBoth, says: []string{"NVIDIA's device plugin", "NVIDIA's DRA driver"},
 		},
@@ -303,7 +307,7 @@ func TestOwnerOf(t *testing.T) {
 				seen.Kubelet.Assigned = holders.Assignments{{Namespace: "team", Name: "a"}: {"claim c": {row.prepared}}}
 			}
 			if row.changing {
-				seen.Journal = &journal.Journal{ByClaims: true}
+				seen.Journal = &journal.Journal{ByClaims: true, ModesOnly: row.modes}
 			}
 			got := offer.OwnerOf(seen)
 			seen.Owner = got
@@ -397,5 +401,78 @@ func TestWhatKeepsTheDRADriverAwayIsNamed(t *testing.T) {
 		if !strings.HasPrefix(got, row.want) || row.want == "" && got != "" || len(got) > 400 {
 			t.Errorf("%s: %q, want %q", name, got, row.want)
 		}
+	}
+}
+
+// Where the driver makes the parts itself, the slices show which GPUs it makes parts of. What the GPUs have been cut into says nothing.
+func TestSlicesShowTheMIGModesThatTheDriverHasRead(t *testing.T) {
+	t.Parallel()
+	one, part := draDevice("gpu-0", "type", "gpu", "uuid", "GPU-a"), draDevice("gpu-0-mig-1g10gb-19-0", "type", "mig", "profile", "1g.10gb", "parentUUID", "GPU-a")
+	whole, parts, both := published(one), published(part), published(one, part)
+	gpu, cut := nvml.GPU{UUID: "GPU-a", Capable: true}, nvml.GPU{UUID: "GPU-a", Capable: true, Enabled: true, Instances: []nvml.Instance{{Placed: nvml.Placed{Profile: "3g.40gb"}}}}
+	hopper, hopperCut := gpu, cut
+	hopper.ComputeCapability.Major, hopperCut.ComputeCapability.Major = 9, 9
+	driver := draPod(gated("DynamicMIG=true"))
+	driver.Status.Phase = corev1.PodRunning
+	pending := *driver.DeepCopy()
+	pending.Status.Phase = corev1.PodPending
+	claims := []holders.Pod{{Namespace: "team", Name: "a", UID: "a", DeviceClaims: []string{"c"}}}
+	for name, row := range map[string]struct {
+		gpu     nvml.GPU
+		dra     state.DRA
+		pods    []corev1.Pod
+		unasked bool
+		holds   bool // a pod has a claim
+
+		want    string
+		unknown string // why the agent cannot know which device a claim has
+	}{
+		"whole":                     {gpu: gpu, dra: state.DRA{Complete: true, Slices: whole}},
+		"parts":                     {gpu: cut, dra: state.DRA{Complete: true, Slices: parts}, holds: true},
+		"both":                      {gpu: hopper, dra: state.DRA{Complete: true, Slices: both}},
+		"both, cut":                 {gpu: hopperCut, dra: state.DRA{Complete: true, Slices: both}},
+		"whole, switched on since":  {gpu: cut, dra: state.DRA{Complete: true, Slices: whole}, want: "GPU 0 is in MIG mode, and the ResourceSlices have no parts of it"},
+		"both, on":                  {gpu: cut, dra: state.DRA{Complete: true, Slices: both}, want: "GPU 0 is in MIG mode, and the ResourceSlices have it as a whole"},
+		"parts, switched off since": {gpu: gpu, dra: state.DRA{Complete: true, Slices: parts}, want: "GPU 0 is not in MIG mode, and the ResourceSlices do not have it as a whole"},
+		"both, off":                 {gpu: gpu, dra: state.DRA{Complete: true, Slices: both}, want: "GPU 0 is not in MIG mode, and the ResourceSlices have parts of it"},
+		"no device":                 {gpu: gpu, dra: state.DRA{Complete: true, Slices: published()}, want: "GPU 0 is not in MIG mode, and the ResourceSlices do not have it as a whole"},
+		"whole, which should be both": {
+			gpu: hopper, dra: state.DRA{Complete: true, Slices: whole}, want: "GPU 0 is not in MIG mode, and the ResourceSlices have no parts of it",
+		},
+		"not asked of": {gpu: cut, dra: state.DRA{Complete: true, Slices: whole}, unasked: true},
+		"no slices": {
+			gpu: gpu, holds: true, want: "NVIDIA's DRA driver has not published all of its ResourceSlices for this node",
+			unknown: "NVIDIA's DRA driver has not published all of its ResourceSlices for this node",
+		},
+		"no slices, and no claims": {gpu: gpu, want: "NVIDIA's DRA driver has not published all of its ResourceSlices for this node"},
+		"no driver": {
+			gpu: gpu, dra: state.DRA{Complete: true, Slices: whole}, pods: []corev1.Pod{pending},
+			want: "NVIDIA's DRA driver does not run on this node: pod dra/driver-1, its pod is Pending",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := state.Observed{GPUs: []nvml.GPU{row.gpu}, DRA: row.dra, Owner: state.Owner{Kind: api.OwnerDRADynamic}, Pods: row.pods}
+			if row.pods == nil {
+				s.Pods = []corev1.Pod{driver}
+			}
+			if row.holds {
+				s.Holders.Pods = claims
+			}
+			want := state.Desired{Targets: plan.Targets{"GPU-a": {ModeOnly: true}}}
+			if row.unasked {
+				want.Targets = nil
+			}
+			if diff := cmp.Diff(row.want, strings.Join(offer.Compare(&s, want, config.MIGStrategyMixed).Missing, "; ")); diff != "" {
+				t.Errorf("missing (-want +got):\n%s", diff)
+			}
+			unknown := ""
+			if err := offer.ClaimsUnknown(&s); err != nil {
+				unknown = err.Error()
+			}
+			if unknown != row.unknown {
+				t.Errorf("of the claims it is not known %q, want %q", unknown, row.unknown)
+			}
+		})
 	}
 }

@@ -29,6 +29,9 @@ func (seen Observed) changeOf(gpu nvml.GPU, target Target) (change, error) {
 	if err := seen.refusal(gpu, target); err != nil || !gpu.Capable {
 		return change{}, err
 	}
+	if target.ModeOnly && gpu.SwitchesAlone() {
+		return change{}, nil
+	}
 	solution, err := solve(seen.held(gpu), target)
 	if err != nil {
 		return change{}, err
@@ -190,6 +193,9 @@ func (seen Observed) held(gpu nvml.GPU) nvml.GPU {
 }
 
 func solve(gpu nvml.GPU, target Target) (nvml.Solution, error) {
+	if target.ModeOnly {
+		return nvml.Solution{}, nil
+	}
 	if target.Undo || len(target.Exact) > 0 {
 		exact := slices.Clone(target.Exact)
 		for i := range exact {

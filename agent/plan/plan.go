@@ -131,6 +131,9 @@ type Target struct {
 	// Exact, if set, is the geometry with its places, for an undo or after a reboot; Request.Devices is then not used.
 	Exact nvml.Geometry
 	Undo  bool // Exact counts even if it is empty
+	// ModeOnly: the instances are the business of another program, which makes and destroys them. The plan changes the MIG mode alone, and that only where
+	// it takes a reset: otherwise that program turns it on and off itself.
+	ModeOnly bool
 }
 
 // Desired is what a node shall become.

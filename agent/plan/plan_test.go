@@ -215,6 +215,8 @@ func parseGPU(t *testing.T, words []string) nvml.GPU {
 			gpu.Persistent = true
 		case "exclusive":
 			gpu.ComputeMode = nvml.ComputeExclusiveProcess
+		case "switches-alone":
+			gpu.ComputeCapability = nvml.ComputeCapability{Major: 9}
 		default:
 			gpu.Instances = append(gpu.Instances, parseInstance(t, gpu, w))
 		}
@@ -324,6 +326,10 @@ func parseWant(t *testing.T, text string) plan.Desired {
 			continue
 		}
 		requested := nvml.Request{MIG: words[2] == "on", Devices: map[string]int{}}
+		if slices.Contains(words, "mode-only") {
+			want.GPUs[gpu] = plan.Target{Request: requested, ModeOnly: true}
+			continue
+		}
 		for _, w := range words[3:] {
 			name, n, _ := strings.Cut(w, "=")
 			requested.Devices[name] = number(t, n)

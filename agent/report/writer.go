@@ -244,18 +244,7 @@ func (w *Writer) learnt(seen *state.Observed, want state.Desired, r Report) jour
 	l := w.Record.Now().Learnt
 	l.Failed, l.NoReset = seen.ReportedFailure(want), seen.Refusal()
 	if r.Converged {
-		l.Verified, l.Boot, l.Cut, l.Layouts = want.Fingerprint, seen.Boot.ID, "", nil
-		for _, gpu := range seen.GPUs {
-			if gpu.Enabled {
-				l.Layouts = append(l.Layouts, journal.LayoutOf(gpu))
-			}
-		}
-		if l.Foreign != nil {
-			l.Foreign = &journal.Foreign{Repeats: l.Foreign.Repeats}
-		}
-		if state.HasInstances(seen.GPUs) {
-			l.Cut = seen.Boot.ID
-		}
+		noteVerified(&l, seen, want)
 	}
 	if l.Asked == nil || want.Name != l.Reported.Desired || want.Fingerprint != "" && want.Fingerprint != l.Asked.Fingerprint {
 		l.Foreign = nil // a user has changed the request, though perhaps to one that names nothing
@@ -273,6 +262,25 @@ func (w *Writer) learnt(seen *state.Observed, want state.Desired, r Report) jour
 	}
 	l.Reported.Desired, l.Reported.Phase, l.Reported.Reason = want.Name, r.Phase, r.Reason
 	return l
+}
+
+// noteVerified notes that the agent has verified the desired state, and the layouts that a reboot would take.
+func noteVerified(l *journal.Learnt, seen *state.Observed, want state.Desired) {
+	l.Verified, l.Boot, l.Cut, l.Layouts = want.Fingerprint, seen.Boot.ID, "", nil
+	if l.Foreign != nil {
+		l.Foreign = &journal.Foreign{Repeats: l.Foreign.Repeats}
+	}
+	if seen.Owner.Kind == api.OwnerDRADynamic { // NVIDIA's DRA driver makes and destroys the instances there
+		return
+	}
+	for _, gpu := range seen.GPUs {
+		if gpu.Enabled {
+			l.Layouts = append(l.Layouts, journal.LayoutOf(gpu))
+		}
+	}
+	if state.HasInstances(seen.GPUs) {
+		l.Cut = seen.Boot.ID
+	}
 }
 
 // drainConditions returns the conditions of KEP-5683 that differ from those on the node. A node that was never drained has none.

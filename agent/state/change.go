@@ -12,12 +12,12 @@ import (
 )
 
 // Restores reports whether the change brings the node back to what was last verified, or recreates instances that a reboot has removed. Such a change needs
-// no window: until it is done, the node has nothing for pods.
+// no window: until it is done, the node has nothing for pods. Where NVIDIA's DRA driver makes the instances, a GPU without any waits for claims.
 func (s *Observed) Restores(want Desired) bool {
 	if want.Fingerprint == "" {
 		return false
 	}
-	bare := s.Record.Learnt.Cut != "" && s.Boot.ID != "" && s.Record.Learnt.Cut != s.Boot.ID && !HasInstances(s.GPUs)
+	bare := s.Owner.Kind != api.OwnerDRADynamic && s.Record.Learnt.Cut != "" && s.Boot.ID != "" && s.Record.Learnt.Cut != s.Boot.ID && !HasInstances(s.GPUs)
 	return s.Record.Learnt.Verified == want.Fingerprint || bare
 }
 

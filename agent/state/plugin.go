@@ -324,7 +324,8 @@ func (m *ConfigManager) PicksKeyWithoutLabel() bool {
 func WithTargets(gpus []nvml.GPU, targets plan.Targets) []nvml.GPU {
 	out := slices.Clone(gpus)
 	for i := range out {
-		if target, named := targets[out[i].UUID]; named {
+		target, named := targets[out[i].UUID]
+		if named && !(target.ModeOnly && (out[i].SwitchesAlone() || out[i].Enabled == target.MIG)) {
 			out[i] = out[i].With(target.Request)
 		}
 	}

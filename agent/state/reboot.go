@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/agent/state/journal"
 	"github.com/gpuslice/gpuslice/nvml"
@@ -23,33 +24,42 @@ func (s *Observed) RebootedSinceVerified() bool {
 	return in != "" && s.Boot.ID != "" && in != s.Boot.ID
 }
 
-// Restore adds what GPUs get back although the label does not name it: the places that their instances had when the agent last verified the same request, and
-// the instances of GPUs that the label does not name. Those are lost by a reset that the agent makes, or by any reboot. A GPU that has other instances by
-// then belongs to another program.
+// Restore adds what GPUs get back after a reset by the agent, or after any reboot, although the label does not name it. GPUs of the request that the agent has
+// last verified get their instances at the same places. GPUs that the label does not name get theirs, unless another program has cut them since. Where
+// NVIDIA's DRA driver makes instances for claims, none gets any.
 func (d *Desired) Restore(seen *Observed) {
 	if seen.Journal != nil {
-		for _, l := range seen.Journal.Previous {
-			if _, asked := d.Targets[l.GPU]; l.Foreign && !asked {
-				d.Targets[l.GPU] = l.Target()
-			}
-		}
+		d.restoreForeign(seen.Journal)
 	}
-	if len(d.Targets) == 0 || !seen.RebootedSinceVerified() {
+	if len(d.Targets) == 0 || !seen.RebootedSinceVerified() || seen.Owner.Kind == api.OwnerDRADynamic {
 		return
 	}
+	same := seen.Record.Learnt.Verified == d.Fingerprint
 	for _, l := range seen.Record.Learnt.Layouts {
 		gpu, is := seen.GPU(l.GPU)
-		target, asked := d.Targets[l.GPU]
-		if !is || gpu.Lost || !l.FitsOn(gpu) || asked && (seen.Record.Learnt.Verified != d.Fingerprint || !target.MIG) {
+		if !is || gpu.Lost || !l.FitsOn(gpu) {
 			continue
 		}
-		if asked {
-			target.Exact = l.Target().Exact
-		} else {
+		target, asked := d.Targets[l.GPU]
+		switch {
+		case !asked:
 			target = l.Target()
+		case same && target.MIG:
+			target.Exact = l.Target().Exact
+		default:
+			continue
 		}
 		d.Targets[l.GPU] = target
 		d.Restoring = d.Restoring || !l.Matches(gpu)
+	}
+}
+
+// restoreForeign adds the GPUs of the change under way that the label does not name.
+func (d *Desired) restoreForeign(j *journal.Journal) {
+	for _, l := range j.Previous {
+		if _, asked := d.Targets[l.GPU]; l.Foreign && !asked {
+			d.Targets[l.GPU] = l.Target()
+		}
 	}
 }
 

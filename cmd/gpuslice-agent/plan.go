@@ -290,7 +290,7 @@ func resetNotes(p preview.Result) []string {
 			continue
 		}
 		gpu := p.Before[at]
-		if cc := gpu.ComputeCapability; !cc.AtLeast(8, 0) || cc.AtLeast(9, 0) {
+		if !gpu.ComputeCapability.AtLeast(8, 0) || gpu.SwitchesAlone() {
 			continue
 		}
 		note := fmt.Sprintf("GPU %d: its MIG mode changes by a reset: no process may have the GPU open.", gpu.Index)

@@ -502,6 +502,75 @@ func TestGPUsThatNVIDIAsDRADriverCutsAreNotCut(t *testing.T) {
 	r.awaitRunning(namespace, "by-profile")
 }
 
+// Promise 20. The driver never changes a MIG mode that takes a reset, and reads the modes at its start. The agent switches them, and leaves the instances to
+// the driver. Only pods of GPUs whose mode changes leave.
+func TestMIGModesAreSwitchedForNVIDIAsDRADriverThatCutsGPUs(t *testing.T) {
+	t.Parallel()
+	r := newDRARig(t, "gpus: [{model: A100-80GB, count: 2}]", "migConfigMap: {name: modes}\n", node.DRADynamicMIG)
+	r.awaitPublished(r.offeredByMode())
+	r.configMap("modes", "version: v1\nmig-configs:\n  parts-of-gpu-0: [{devices: [0], mig-enabled: true, mig-devices: {}}, {devices: [1], mig-enabled: false}]\n")
+	namespace := clustertest.NamespaceOf(t, r.cluster)
+	r.template(namespace, "one-gpu", "gpu.nvidia.com", "")
+	r.template(namespace, "one-3g", "mig.nvidia.com", "3g.40gb")
+	pods := map[string]*corev1.Pod{"a": r.claimant(namespace, "a", "one-gpu"), "b": r.claimant(namespace, "b", "one-gpu")}
+	for name := range pods {
+		r.awaitRunning(namespace, name)
+	}
+	stays := pods[r.holderOf(namespace, "gpu-1")]
+	leaves := r.holderOf(namespace, "gpu-0")
+	r.run()
+
+	r.label(config.LabelMIGConfig, "parts-of-gpu-0")
+	r.givenBack(r.awaitConverged("parts-of-gpu-0"))
+	if gpus := r.snapshot(); !gpus[0].Enabled || gpus[1].Enabled {
+		t.Errorf("the GPUs are\n%s", r.GPUs)
+	}
+	r.awaitPublished(r.offeredByMode())
+	r.undisturbedClaimant(stays, []string{"gpu-1"})
+	if r.podsOf(namespace)[pods[leaves].UID] != nil {
+		t.Errorf("pod %s has stayed on GPU 0", leaves)
+	}
+
+	part := r.claimant(namespace, "part", "one-3g")
+	r.awaitRunning(namespace, "part")
+	made, has := r.snapshot()[0].Geometry().String(), r.given(namespace, "part")
+	r.label(config.LabelMIGConfig, "all-enabled")
+	r.givenBack(r.awaitConverged("all-enabled"))
+	r.awaitPublished(r.offeredByMode())
+	r.undisturbedClaimant(part, has)
+	if gpus := r.snapshot(); gpus[0].Geometry().String() != made || !gpus[1].Enabled || len(gpus[1].Instances) > 0 {
+		t.Errorf("the driver had made %s, and the GPUs are\n%s", made, r.GPUs)
+	}
+
+	r.label(config.LabelMIGConfig, "all-disabled")
+	r.await("all-disabled to wait for the pod's instance", func(n *corev1.Node) bool {
+		c := condition(n)
+		return c != nil && c.Reason == string(config.ReasonForeignOwner) && strings.Contains(c.Message, namespace+"/part") && strings.Contains(c.Message, made)
+	})
+	r.deletePod(namespace, "part")
+	r.givenBack(r.awaitConverged("all-disabled"))
+	if gpus := r.snapshot(); gpus[0].Enabled || gpus[1].Enabled {
+		t.Errorf("the GPUs are\n%s", r.GPUs)
+	}
+	r.awaitPublished(r.offeredByMode())
+}
+
+// offeredByMode are the devices of GPUs that the driver offers as a whole or in parts, as their MIG mode is.
+func (r *rig) offeredByMode() (out []string) {
+	for _, gpu := range r.snapshot() {
+		if !gpu.Enabled {
+			out = append(out, fmt.Sprintf("gpu-%d gpu %s %s", gpu.Minor, gpu.UUID, r.pcieRoot(gpu.PCI)))
+			continue
+		}
+		for _, p := range gpu.Profiles {
+			for _, at := range p.Placements {
+				out = append(out, fmt.Sprintf("gpu-%d mig of %s %s@%d", gpu.Minor, gpu.UUID, p.Name, at.Start))
+			}
+		}
+	}
+	return out
+}
+
 // changingCalls are the calls of the simulated library so far that change a GPU.
 func (r *rig) changingCalls() map[string]int {
 	calls := r.GPUs.Calls()

@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpuslice/gpuslice/agent/act"
+	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/offer"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/agent/state"
@@ -36,7 +37,7 @@ func (f *Fencing) journalWith(in act.Input) (*journal.Journal, error) {
 	j := &journal.Journal{
 		Operation: cmp.Or(f.Slot.Claim(), uuid.NewString()), BootID: in.Seen.Boot.ID,
 		Verified: in.Seen.Capacity.Verified || in.Seen.Leftovers.Orphan.Exists(), // after leftovers the agent releases the node only with a verified capacity
-		Started:  f.Clock.Stamp(),
+		Started:  f.Clock.Stamp(), ModesOnly: in.Seen.Owner.Kind == api.OwnerDRADynamic,
 	}
 	if in.Seen.Journal != nil {
 		copied := *in.Seen.Journal

@@ -58,7 +58,7 @@ func (g *GPUs) Change(ctx context.Context, in act.Input) error {
 		}
 		return failure
 	}
-	if owner := in.Seen.Owner; !in.Want.Undo && !owner.MayCut() { // it was the agent's when the change began
+	if owner := in.Seen.Owner; !in.Want.Undo && !owner.MayCut() && !switchesMode(in) { // it was the agent's when the change began
 		who := owner.Driver
 		switch {
 		case owner.Other != "":
@@ -92,6 +92,12 @@ func (g *GPUs) Change(ctx context.Context, in act.Input) error {
 	default:
 		return err
 	}
+}
+
+// switchesMode reports whether the step is of a change that only switches MIG modes, for NVIDIA's DRA driver that cuts the GPUs itself.
+func switchesMode(in act.Input) bool {
+	cuts := in.Step().Kind == plan.Destroy || in.Step().Kind == plan.Create
+	return in.Seen.Owner.Kind == api.OwnerDRADynamic && in.Seen.Journal != nil && in.Seen.Journal.ModesOnly && !cuts
 }
 
 // calls has the call into the driver of each kind of step that has one.

@@ -51,6 +51,7 @@ type Journal struct {
 	Strategy         config.MIGStrategy `json:"strategy,omitempty"`    // MIG strategy in the device plugin's environment or arguments
 	Operands         []string           `json:"operands"`              // UIDs of the pods of the device plugin or DRA driver from before the change
 	ByClaims         bool               `json:"byClaims,omitempty"`    // NVIDIA's DRA driver allocated the GPUs when it began
+	ModesOnly        bool               `json:"modesOnly,omitempty"`   // that driver makes the instances itself, and the agent changes MIG modes alone
 	Kept             []string           `json:"kept,omitempty"`        // other tools' annotations that it sets while the fence is up
 	Startups         []StartupTaint     `json:"startups,omitempty"`    // the taints that kubelet had registered the node with
 	Paused           map[string]string  `json:"paused,omitempty"`      // labels of operands that it changes, with their former values

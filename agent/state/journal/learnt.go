@@ -165,12 +165,6 @@ func (l *Learnt) check() error {
 		name("learnt.reported.desired", l.Reported.Desired), name("learnt.reported.phase", string(l.Reported.Phase)),
 		name("learnt.reported.reason", string(l.Reported.Reason)),
 	)
-	if len(l.Layouts) > maxEntries {
-		err = errors.Join(err, fmt.Errorf("learnt.layouts has %d entries, at most %d", len(l.Layouts), maxEntries))
-	}
-	if wrong := checkCuts(l.Layouts); wrong != nil {
-		err = errors.Join(err, fmt.Errorf("learnt.layouts: %w", wrong))
-	}
 	if n := l.NoReset; n != nil {
 		err = errors.Join(err, name("learnt.noReset.boot", n.Boot), names("learnt.noReset.gpus", n.GPUs, maxName))
 	}
@@ -204,7 +198,17 @@ func (l *Learnt) check() error {
 			err = errors.Join(err, fmt.Errorf("learnt.took is %d and %d seconds, at most %d", t.Whole, t.Rest, maxSeconds))
 		}
 	}
-	return errors.Join(err, checkKeys(l.Published), l.Granted.check())
+	return errors.Join(err, checkKeys(l.Published), l.Granted.check(), checkLayouts(l.Layouts))
+}
+
+func checkLayouts(of []GPULayout) error {
+	if len(of) > maxEntries {
+		return fmt.Errorf("learnt.layouts has %d entries, at most %d", len(of), maxEntries)
+	}
+	if err := checkCuts(of); err != nil {
+		return fmt.Errorf("learnt.layouts: %w", err)
+	}
+	return nil
 }
 
 func checkKeys(k nodekeys.Keys) error {

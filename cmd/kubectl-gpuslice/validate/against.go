@@ -99,7 +99,7 @@ func printDRA(out *cli.Printer, r drift.Report) {
 			sanitize.Cut(sanitize.Listed(r.Static), longestLine))
 	}
 	if len(r.Dynamic) > 0 {
-		out.Printf("NVIDIA's DRA driver cuts the GPUs itself (DynamicMIG): agents do not change MIG there, and each device counts that it could make: %s\n",
+		out.Printf("NVIDIA's DRA driver cuts the GPUs itself (DynamicMIG): agents switch only MIG modes there, and each device counts that it could make: %s\n",
 			sanitize.Cut(sanitize.Listed(r.Dynamic), longestLine))
 	}
 }
