@@ -1,6 +1,8 @@
 package agent_test
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -8,9 +10,11 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	resourcev1 "k8s.io/api/resource/v1"
 
+	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/state/journal"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/config/catalog"
@@ -241,6 +245,39 @@ func TestAPodWhoseGPUTheDRADriverOffersOnlyInPartsLeaves(t *testing.T) {
 	})
 }
 
+// What claims have is named by instance. An instance that no claim has is left over, and so is one without a compute instance; it still takes its place.
+func TestTheDiagnosisNamesWhatTheDRADriverHasLeftOver(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w, _ := dynamic(t)
+		w.label("first")
+		w.reach("first")
+		gpu := w.snapshot()[0]
+		w.makes("part", gpu, nvml.Placed{Profile: "2g.20gb", Span: nvml.Span{Start: 0, Size: 2}})
+		w.makes("ended", gpu, nvml.Placed{Profile: "1g.10gb", Span: nvml.Span{Start: 5, Size: 1}})
+		w.endPod("ended")
+		w.spend(time.Minute)
+		d := w.ask(config.RequestDiagnosis).Diagnosis
+		var got []string
+		for _, i := range d.GPUs.Now[0].Instances {
+			got = append(got, fmt.Sprintf("%s %t", i.Is, i.Left))
+		}
+		if diff := cmp.Diff([]string{"2g.20gb@0 false", "1g.10gb@5 true"}, got); diff != "" || d.GPUs.Now[0].Fits != "2g.20gb" || d.GPUs.Now[1].Fits != "" {
+			t.Errorf("room for %q and %q; instances that are left over (-want +got):\n%s", d.GPUs.Now[0].Fits, d.GPUs.Now[1].Fits, diff)
+		}
+		if len(d.Pods) != 1 || !slices.Equal(d.Pods[0].Devices, []string{"GPU 0 2g.20gb@0"}) {
+			t.Errorf("pods are %+v", d.Pods)
+		}
+		w.removeRequest()
+		w.readsClaim = func(context.Context, string) error { return errors.New("the API server is away") }
+		w.restart()
+		d = w.ask(config.RequestDiagnosis).Diagnosis
+		if slices.ContainsFunc(d.GPUs.Now[0].Instances, func(i api.StatusInstance) bool { return i.Left }) {
+			t.Errorf("claims cannot be read, and instances are left over: %+v", d.GPUs.Now[0])
+		}
+	})
+}
+
 // A mode that cannot be switched is undone, and so is a change whose label goes while the driver is away.
 func TestASwitchOfMIGModesForADRADriverIsUndone(t *testing.T) {
 	t.Parallel()
@@ -266,4 +303,36 @@ func TestASwitchOfMIGModesForADRADriverIsUndone(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A reboot takes the instances and leaves the modes. What the agent cut before the driver did is not restored: the instances are the driver's now.
+func TestNothingIsRestoredAfterARebootWhereTheDRADriverCutsTheGPUs(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, a100)
+		w.noPlugin, w.draDriver = true, true
+		w.setConfigs(map[string]catalog.MIGConfig{
+			"cut": {{Indices: []int{0}, MIG: true, Devices: map[string]int{"1g.10gb": 7}}}, "second": {{Indices: []int{1}, MIG: true, Devices: map[string]int{}}},
+		})
+		w.spend(time.Minute)
+		w.label("cut")
+		w.reach("cut")
+		w.driverGates = dynamicGate
+		w.restartDRADriver()
+		w.rebootUnderDriver()
+		calls := w.gpus.Calls()
+		w.label("second")
+		w.reach("second")
+		w.expectModes(calls, true, true, false)
+
+		w.makes("part", w.snapshot()[1], placed("3g.40gb", 4, 4))
+		w.spend(time.Hour)
+		calls = w.gpus.Calls()
+		w.rebootUnderDriver()
+		w.spend(time.Hour)
+		w.expectModes(calls, true, true, false)
+		if c := w.condition(); c.Status != corev1.ConditionTrue || !w.runs("part") {
+			t.Errorf("the pod runs: %t; the node says %s %s", w.runs("part"), c.Status, c.Message)
+		}
+	})
 }

@@ -205,6 +205,28 @@ func (g GPU) Holds(p Profile) int {
 	return min(n, e.Copy, e.Decoder, e.Encoder, e.JPEG, e.OFA)
 }
 
+// Largest returns the largest profile that one more instance can have next to the present ones; false if there is no place for any.
+func (g GPU) Largest() (Profile, bool) {
+	all := budgetOf(g)
+	var taken []kind
+	for _, i := range g.Instances {
+		p, known := g.Profile(i.Profile)
+		if !known {
+			return Profile{}, false
+		}
+		taken = append(taken, kind{profile: p, count: 1})
+	}
+	for _, p := range slices.SortedFunc(slices.Values(g.Profiles), func(a, b Profile) int { return compareProfiles(b, a) }) {
+		free := func(at Span) bool {
+			return !slices.ContainsFunc(g.Instances, func(i Instance) bool { return i.Overlaps(at) })
+		}
+		if slices.ContainsFunc(p.Placements, free) && all.covers(append(slices.Clone(taken), kind{profile: p, count: 1})) {
+			return p, true
+		}
+	}
+	return Profile{}, false
+}
+
 // share is how often the part is in all of it.
 func share(all, part int) int {
 	if part <= 0 {

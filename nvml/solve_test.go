@@ -399,6 +399,28 @@ func onlyApart() nvml.GPU {
 }
 
 // NVIDIA's library counts wrongly on the A30. Whatever it says, there is one set of the engines of "+me", and two places for half of the GPU.
+// Free slices are not enough: the place has to be one of the profile's, and the engines have to be there.
+func TestTheLargestInstanceThatStillFits(t *testing.T) {
+	for name, row := range map[string]struct {
+		gpu  nvml.GPU
+		want string
+	}{
+		"an empty GPU":                    {a100(), "7g.80gb"},
+		"half of it":                      {stand(a100(), "3g.40gb@0"), "3g.40gb"},
+		"half of it, elsewhere":           {stand(a100(), "3g.40gb@4"), "4g.40gb"},
+		"one in the middle of each half":  {stand(a100(), "1g.10gb@1", "1g.10gb@5"), "2g.20gb"},
+		"one in each pair":                {stand(a100(), "1g.10gb@1", "1g.10gb@3", "1g.10gb@5", "1g.10gb@6"), "1g.10gb"},
+		"memory, and no compute slices":   {stand(a100(), "4g.40gb@0", "3g.40gb@4"), ""},
+		"all slices":                      {stand(a100(), "7g.80gb@0"), ""},
+		"a half-made one takes its place": {stand(a100(), "7g.80gb@0?"), ""},
+	} {
+		p, fits := row.gpu.Largest()
+		if p.Name != row.want || fits != (row.want != "") {
+			t.Errorf("%s: %s %t, want %q", name, p.Name, fits, row.want)
+		}
+	}
+}
+
 func TestTheLibrarysCountsAreBoundedByWhatTheGPUHas(t *testing.T) {
 	counting := func(n int) nvml.GPU {
 		g := a30()

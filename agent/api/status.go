@@ -102,6 +102,10 @@ type StatusGPU struct {
 	// Instances are those of Geometry with their numbers and sizes, in its order. They are missing if the annotation has no room.
 	Instances []StatusInstance `json:"instances,omitempty"`
 
+	// Fits is the largest profile that one more instance can have, or FitsNone. Only a diagnosis has it, of GPUs in MIG mode that NVIDIA's DRA driver cuts
+	// itself.
+	Fits string `json:"fits,omitempty"`
+
 	Health *GPUHealth `json:"health,omitempty"` // nil if the GPU is well
 	// Missing: the driver does not report the GPU, so that nothing else is known of it. Index is the last, -1 if the agent has never seen it;
 	// then UUID is empty, too.
@@ -109,12 +113,17 @@ type StatusGPU struct {
 	PCI     string `json:"pci,omitempty"` // address on the PCI bus of one that is missing
 }
 
+// FitsNone is StatusGPU.Fits of a GPU that has no place for any instance.
+const FitsNone = "none"
+
 // StatusInstance is one GPU instance.
 type StatusInstance struct {
 	Is   string `json:"is"`   // profile and place, as in StatusGPU.Geometry: "3g.40gb@4"
 	At   int    `json:"at"`   // its first memory slice
 	Size int    `json:"size"` // memory slices
 	ID   int    `json:"id"`   // the driver's number of the instance
+	// Left: no claim has it, although NVIDIA's DRA driver makes the instances for claims. Only a diagnosis says so, if all claims are known.
+	Left bool `json:"left,omitempty"`
 }
 
 // GPUHealth is what is wrong with a GPU, and what its driver has reported.

@@ -285,8 +285,8 @@ func (d driver) lacksDevices() bool {
 	return false
 }
 
-// modesNotOffered says of which of these GPUs the slices do not show the present MIG mode, where NVIDIA's DRA driver makes the instances itself. It reads the
-// modes at its start. A GPU whose mode takes no reset it offers as a whole and in parts, others in parts or as a whole, as the mode is.
+// modesNotOffered names those of these GPUs that the slices do not show in their present MIG mode, where NVIDIA's DRA driver makes the instances itself. The
+// driver reads the modes at its start. It offers a GPU as a whole and in parts if the mode takes no reset, and otherwise either way, by the mode.
 func modesNotOffered(seen *state.Observed, targets plan.Targets) (out []string) {
 	switch {
 	case seen.Owner.Kind != api.OwnerDRADynamic || len(targets) == 0 || seen.Kubelet.Err != nil:

@@ -2,8 +2,10 @@ package state
 
 import (
 	"cmp"
+	"fmt"
 	"maps"
 	"slices"
+	"strings"
 
 	resourcev1 "k8s.io/api/resource/v1"
 
@@ -62,6 +64,47 @@ func (d DRA) DevicesOf(pool string, gpus map[nvml.UUID]bool) (names []string) {
 	}
 	slices.Sort(names)
 	return slices.Compact(names)
+}
+
+// PartsOf returns the instances that claims of the pod have, by their GPUs, where NVIDIA's DRA driver makes them for claims; false if that is not known. Its
+// slices say GPU and profile of a part, and the part's name ends with the place.
+func (s *Observed) PartsOf(pod holders.Pod) (parts map[nvml.UUID][]nvml.Placed, known bool) {
+	if !pod.DevicesKnown || !s.DRA.Complete {
+		return nil, false
+	}
+	parts = map[nvml.UUID][]nvml.Placed{}
+	for _, name := range pod.DeviceClaims {
+		claim, read := s.DRA.Claims[holders.PodClaim{Pod: pod.UID, Name: name}]
+		if !read {
+			return nil, false
+		}
+		for _, d := range claim.Own() {
+			gpu, profile := s.DRA.part(d)
+			for _, i := range s.instancesOf(gpu) {
+				if i.Profile == profile && strings.HasSuffix(d.Name, fmt.Sprintf("-%d", i.Start)) {
+					parts[gpu] = append(parts[gpu], i.Placed)
+				}
+			}
+		}
+	}
+	return parts, true
+}
+
+func (s *Observed) instancesOf(gpu nvml.UUID) []nvml.Instance {
+	of, _ := s.GPU(gpu)
+	return of.Instances
+}
+
+// part returns the GPU and the profile of a device that is a part; empty if no slice has it.
+func (d DRA) part(named holders.Device) (nvml.UUID, string) {
+	for _, s := range d.Slices {
+		for _, device := range s.Spec.Devices {
+			if device.Name == named.Name && s.Spec.Pool.Name == named.Pool {
+				return nvml.UUID(Attribute(device, "parentUUID")), Attribute(device, "profile")
+			}
+		}
+	}
+	return "", ""
 }
 
 // Attribute returns the text of an attribute of a device in DRA.Slices; empty if the device has none.

@@ -25,6 +25,7 @@ import (
 	"github.com/gpuslice/gpuslice/drain"
 	"github.com/gpuslice/gpuslice/drain/fence"
 	"github.com/gpuslice/gpuslice/drain/holders"
+	"github.com/gpuslice/gpuslice/nvml"
 )
 
 // Evidence is everything that a diagnosis follows from: one observation of the node, and what else the agent has found out.
@@ -66,6 +67,9 @@ func Of(e *Evidence) api.Diagnosis {
 		Failed: e.Record.Learnt.Failed,
 		GPUs:   api.GPUsSeen{Asked: e.Want.Name, Label: e.Want.Label, Now: report.GPUs(e.GPUs), Unasked: e.DevicePlugin.Unpicked},
 		Causes: []api.Finding{},
+	}
+	if e.Owner.Kind == api.OwnerDRADynamic {
+		e.addRoom(d.GPUs.Now)
 	}
 	if e.Node != nil {
 		d.Node = e.Node.Name
@@ -328,13 +332,49 @@ func (e *Evidence) podsSeen() []api.PodSeen {
 	return out
 }
 
+// addRoom adds which instances no claim has, if all claims are known, and what still fits, where NVIDIA's DRA driver makes the instances for claims.
+func (e *Evidence) addRoom(gpus []api.StatusGPU) {
+	held, known := map[nvml.UUID][]nvml.Placed{}, e.Kubelet.Err == nil && e.DRA.Err == nil && e.DRA.Complete
+	for _, p := range e.Holders.Pods {
+		parts, read := e.PartsOf(p)
+		known = known && read
+		for gpu, placed := range parts {
+			held[gpu] = append(held[gpu], placed...)
+		}
+	}
+	for i := range gpus {
+		gpu, _ := e.GPU(gpus[i].UUID)
+		if !gpu.Enabled || gpu.Lost {
+			continue
+		}
+		gpus[i].Fits = api.FitsNone
+		if p, fits := gpu.Largest(); fits {
+			gpus[i].Fits = p.Name
+		}
+		for n := range gpus[i].Instances {
+			one := &gpus[i].Instances[n]
+			one.Left = known && !slices.ContainsFunc(held[gpu.UUID], func(p nvml.Placed) bool { return p.String() == one.Is })
+		}
+	}
+}
+
 func (e *Evidence) podSeen(p holders.Pod) api.PodSeen {
 	out := api.PodSeen{Namespace: p.Namespace, Name: cmp.Or(p.Name, "with UID "+string(p.UID))}
 	for _, s := range p.Sources {
 		out.FoundBy = append(out.FoundBy, string(s))
 	}
+	var parts map[nvml.UUID][]nvml.Placed // in place of their GPUs
+	if e.Owner.Kind == api.OwnerDRADynamic {
+		parts, _ = e.PartsOf(p)
+	}
 	for _, d := range p.Devices {
-		out.Devices = append(out.Devices, e.DeviceName(d))
+		name := e.DeviceName(d)
+		for _, placed := range parts[nvml.UUID(d)] {
+			out.Devices = append(out.Devices, name+" "+placed.String())
+		}
+		if len(parts[nvml.UUID(d)]) == 0 {
+			out.Devices = append(out.Devices, name)
+		}
 	}
 	if !p.DevicesKnown && len(p.Sources) > 0 {
 		out.Devices = append(out.Devices, "unknown; it counts as holding everything")

@@ -73,10 +73,22 @@ func (v podsView) gpu(g *gpuView, known bool, p paper) []string {
 	for _, i := range g.Instances {
 		lines = append(lines, v.instance(i, longest, g.Health, p)...)
 	}
+	if g.Fits != "" {
+		lines = append(lines, p.block(indent+"room: ", g.room())...)
+	}
 	if len(g.Pods) > 0 {
 		lines = append(lines, p.block(indent+"on the whole of it: ", strings.Join(g.Pods, ", "))...)
 	}
 	return lines
+}
+
+// room says how many memory slices of the GPU no instance has, and the largest instance that still has a place.
+func (g *gpuView) room() string {
+	free := g.Slices
+	for _, i := range g.Instances {
+		free -= i.Size
+	}
+	return fmt.Sprintf("%d of %d memory slices are free; the largest instance that fits: %s", max(0, free), g.Slices, g.Fits)
 }
 
 // headline names the GPU, and reports its health.
@@ -122,7 +134,7 @@ func (v podsView) instance(i instanceView, longest int, health *gpuHealth, p pap
 	if i.Unhealthy != "" {
 		margin = unwell
 	}
-	entry := p.block(fmt.Sprintf("%s#%-3d %-*s  ", margin, i.ID, longest, i.Is), v.users(i.Pods))
+	entry := p.block(fmt.Sprintf("%s#%-3d %-*s  ", margin, i.ID, longest, i.Is), v.usersOf(i))
 	for n := range entry {
 		switch {
 		case i.Unhealthy != "":
@@ -132,6 +144,14 @@ func (v podsView) instance(i instanceView, longest int, health *gpuHealth, p pap
 		}
 	}
 	return entry
+}
+
+// usersOf is users of an instance. An instance that NVIDIA's DRA driver has made, and that no claim has, is not free.
+func (v podsView) usersOf(i instanceView) string {
+	if v.Known && i.Left && len(i.Pods) == 0 {
+		return "left over: no claim has it; the driver destroys it when it starts again"
+	}
+	return v.users(i.Pods)
 }
 
 // users names the pods, or says that there are none, if that is known.

@@ -51,6 +51,32 @@ GPU 0 GPU-5d1c7f00-1111-2222-3333-444455556666 MIG
 	}, agenttest.GPU("gpu-1"))
 }
 
+// Where NVIDIA's DRA driver makes the instances for claims, none is free.
+func TestInstancesThatNoClaimHasAreLeftOver(t *testing.T) {
+	inWorld(t, func(w *world) {
+		w.Edit("gpu-1", cut)
+		w.Start("status", "gpu-1")
+		now := seven(0)
+		now.Instances = now.Instances[:2]
+		now.Geometry, now.Instances[1].Left, now.Fits = "1g.10gb@0 1g.10gb@1", true, "4g.40gb"
+		w.Diagnoses("gpu-1", api.Diagnosis{
+			GPUs: api.GPUsSeen{Now: []api.StatusGPU{now}}, Pods: []api.PodSeen{{Namespace: "team", Name: "notebook", Devices: []string{"GPU 0 1g.10gb@0"}}},
+		})
+		w.Is(`
+NODE    ASKED FOR   PHASE   REASON      SINCE   CAPACITY   BLOCKERS
+gpu-1               Idle    Converged   0s
+
+gpu-1
+GPU 0 GPU-5d1c7f00-1111-2222-3333-444455556666 MIG
+  │1g.10gb │1g.10gb │    ·        ·        ·        ·        ·        ·   │
+  │ #7     │ #8     │    ·        ·        ·        ·        ·        ·   │
+  #7   1g.10gb@0  team/notebook
+  #8   1g.10gb@1  left over: no claim has it; the driver destroys it when it starts again
+  room: 6 of 8 memory slices are free; the largest instance that fits: 4g.40gb
+`, 0)
+	}, agenttest.GPU("gpu-1"))
+}
+
 func TestWithoutTheRightToAskTheAgentTheDrawingSaysSo(t *testing.T) {
 	inWorld(t, func(w *world) {
 		w.Edit("gpu-1", cut)

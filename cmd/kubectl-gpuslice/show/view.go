@@ -67,6 +67,7 @@ type gpuView struct {
 	Health    *gpuHealth     `json:"health,omitempty"`  // nil if the GPU is well, or its health is not known
 	Missing   bool           `json:"missing,omitempty"` // the driver does not list it
 	PCI       string         `json:"pci,omitempty"`     // address of one that is missing
+	Fits      string         `json:"fits,omitempty"`    // as in the diagnosis
 }
 
 // instanceView is a GPU instance, and the pods that use it.
@@ -119,6 +120,7 @@ func viewOfGPU(g api.StatusGPU) gpuView {
 	v := gpuView{
 		Index: g.Index, UUID: sanitize.Cut(string(g.UUID), cluster.LongestWord), MIG: g.MIG, Geometry: sanitize.Message(g.Geometry, sanitize.Longest),
 		Slices: max(0, min(g.Slices, mostSlices)), Missing: g.Missing, PCI: sanitize.Cut(g.PCI, cluster.LongestWord),
+		Fits: sanitize.Cut(g.Fits, cluster.LongestWord),
 	}
 	for _, i := range g.Instances[:min(len(g.Instances), mostInstances)] {
 		i.Is = sanitize.Cut(i.Is, cluster.LongestWord)
