@@ -212,6 +212,14 @@ func migRuleOf(raw json.RawMessage) (MIGRule, check.Mistakes) {
 	if !c.Read("", check.OrEmpty(raw), &in) {
 		return MIGRule{}, c
 	}
+	misplaced := false // devices of this entry, which without them would seem to have MIG mode without instances
+	for _, err := range c {
+		if wrong, ok := errors.AsType[*check.InvalidError](err); ok {
+			if _, notDevice := DeviceName(wrong.Field); notDevice == nil {
+				wrong.Want, misplaced = "is a MIG device: it belongs below instances", true
+			}
+		}
+	}
 	var gpus SelectorFields
 	var rule MIGRule
 	if check.Absent(in.GPUs.RawMessage) {
@@ -223,6 +231,7 @@ func migRuleOf(raw json.RawMessage) (MIGRule, check.Mistakes) {
 	switch {
 	case in.Enabled == "false" && !check.Absent(in.Instances.RawMessage):
 		c.Add(&check.InvalidError{Field: "instances", Want: "needs enabled: true"})
+	case in.Enabled == "true" && check.Absent(in.Instances.RawMessage) && misplaced:
 	case in.Enabled == "true" && check.Absent(in.Instances.RawMessage):
 		c.Add(&check.InvalidError{
 			Field: "instances", Want: "is missing: for MIG mode without instances write {}",

@@ -263,6 +263,10 @@ func TestProfilesAreRefused(t *testing.T) {
 				`profile "mine", mig entry 2, instances: is missing: for MIG mode without instances write {}`,
 			},
 		},
+		"for instances beside their field": {
+			file: entry("{gpus: {all: true}, enabled: true, instances: , 1g.10gb: 7}"),
+			want: []string{`profile "mine", mig entry 1, 1g.10gb: is a MIG device: it belongs below instances`},
+		},
 		"for instances that cannot be": {
 			file: entry("{gpus: {all: true}, enabled: true, instances: {1g10gb: 1, 4c.3g.40gb: 1, 1g.10gb: 0, 2g.20gb: two, 3g.40gb: }}"),
 			want: []string{

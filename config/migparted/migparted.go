@@ -40,7 +40,7 @@ type rule struct {
 func Parse(text []byte) (map[string]catalog.MIGConfig, error) {
 	doc, err := document.JSON(text)
 	if err != nil {
-		return nil, fmt.Errorf("reading MIG configs as YAML: %w", err)
+		return nil, errors.Join(append(misplacedIn(text), fmt.Errorf("reading MIG configs as YAML: %w", err))...)
 	}
 	if string(doc) == "null" {
 		return nil, fmt.Errorf("reading MIG configs: the file is empty, and needs at least %q and %q", "version: v1", "mig-configs")

@@ -273,6 +273,35 @@ config "c", rule 3, mig-devices: {"1g.10gb":1001} needs mig-enabled: true`,
 				yield("and 20 more")
 			}), "\n"),
 		},
+		"a config beside mig-configs": {
+			file: "version: v1\nmig-configs:\nmine: [{devices: all, mig-enabled: false}]\n",
+			want: "mine: is a MIG config: it belongs below mig-configs",
+		},
+		"a config beside others": {
+			file: "version: v1\nmig-configs: {a: []}\nmine: [{devices: all}]\n",
+			want: "mine: is a MIG config: it belongs below mig-configs\n" + `config "a": must be a list of at least one rule with "devices" and "mig-enabled"`,
+		},
+		"a config without a file around it": {
+			file: "mine: [{devices: all, mig-enabled: false}]\n",
+			want: "version: must be v1, the only version\nmine: is a MIG config: it belongs below mig-configs",
+		},
+		"MIG devices beside their field": {
+			file: rule("{devices: all, mig-enabled: true, mig-devices: , 1g.10gb: 7}"),
+			want: `config "mine", rule 1, 1g.10gb: is a MIG device: it belongs below mig-devices`,
+		},
+		"fields of the file in a rule": {
+			file: rule("{devices: all, mig-enabled: false, version: v1}"),
+			want: `config "mine", rule 1, version: belongs to the top of the file, not into a rule`,
+		},
+		"a file without indentation": {
+			file: "version: v1\nmig-configs:\nmine:\n- devices: all\nmig-enabled: true\nmig-devices:\n1g.10gb: 7\nother:\n- devices: all\nmig-enabled: false\n",
+			want: "1g.10gb: is a MIG device: it belongs below mig-devices of a rule\n" +
+				"mig-devices: belongs into a rule of a MIG config, below mig-configs\n" +
+				"mig-enabled: belongs into a rule of a MIG config, below mig-configs\n" +
+				"mine: is a MIG config: it belongs below mig-configs\n" +
+				"other: is a MIG config: it belongs below mig-configs\n" +
+				`reading MIG configs as YAML: line 10: key "mig-enabled" already set in map`,
+		},
 		"every mistake at once": {
 			file: "version: v1\nmig-configs:\n" +
 				"  b: [{devices: all, mig-enabled: false}, {devices: [-2], mig-enabled: false}]\n" +

@@ -1,6 +1,7 @@
 package migparted
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/config/catalog"
 	"github.com/gpuslice/gpuslice/config/check"
+	"github.com/gpuslice/gpuslice/config/document"
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
@@ -25,12 +27,13 @@ func read(doc []byte) (map[string]catalog.MIGConfig, []error) {
 	if written := string(fields["version"]); written != `"`+version+`"` {
 		errs = check.AddMistake(errs, &check.InvalidError{Field: "version", Value: written, Want: "must be " + version + ", the only version"})
 	}
-	foreign := false
-	for _, field := range slices.Sorted(maps.Keys(fields)) {
-		if field != "version" && field != "mig-configs" {
-			foreign = true
-			errs = check.AddMistake(errs, &check.InvalidError{Field: field, Want: "is no field of MIG configs: use version and mig-configs"})
-		}
+	unknown, misplaced := readUnknown(fields)
+	for _, err := range unknown {
+		errs = check.AddMistake(errs, err)
+	}
+	foreign := len(unknown) > 0
+	if misplaced && string(fields["mig-configs"]) == "null" { // what belongs there has been named
+		return nil, errs
 	}
 	if _, there := fields["mig-configs"]; !there && (foreign || len(errs) == 0) { // a file of another kind, or the version alone, which mig-parted takes
 		return nil, errs
@@ -48,6 +51,78 @@ func read(doc []byte) (map[string]catalog.MIGConfig, []error) {
 		}
 	}
 	return configs, errs
+}
+
+// readUnknown lists the fields that a file does not have at its top, and reports whether any of them belongs elsewhere in it.
+func readUnknown(fields map[string]json.RawMessage) (errs []error, misplaced bool) {
+	for _, field := range slices.Sorted(maps.Keys(fields)) {
+		if field == "version" || field == "mig-configs" {
+			continue
+		}
+		want := belongs(field, fields[field])
+		misplaced = misplaced || want != ""
+		errs = check.AddMistake(errs, &check.InvalidError{Field: field, Want: cmp.Or(want, "is no field of MIG configs: use version and mig-configs")})
+	}
+	return errs, misplaced
+}
+
+// ruleFields are the fields of a rule. The last two are in no other program's files.
+var ruleFields = []string{"device-filter", "devices", "mig-enabled", "mig-devices"}
+
+// IsFragment reports whether the fields of a document are of this format, though it lacks mig-configs, as where a part of a file was pasted.
+func IsFragment(top map[string]any) bool {
+	return hasAny(top, ruleFields[2:]) || slices.ContainsFunc(slices.Collect(maps.Values(top)), func(value any) bool { return isConfig(value, ruleFields[2:]) })
+}
+
+// isConfig reports whether a value is a list of rules, by fields that the first one has.
+func isConfig(value any, by []string) bool {
+	rules, _ := value.([]any)
+	if len(rules) == 0 {
+		return false
+	}
+	rule, _ := rules[0].(map[string]any)
+	return hasAny(rule, by)
+}
+
+func hasAny(in map[string]any, fields []string) bool {
+	return slices.ContainsFunc(fields, func(field string) bool { _, has := in[field]; return has })
+}
+
+// belongs says where a field of another level of the format belongs; empty for a field of no level. Files lose a level where lines are pasted or indented by
+// hand, and what is left often reads as a request to empty GPUs.
+func belongs(field string, raw json.RawMessage) string {
+	var value any
+	switch {
+	case json.Unmarshal(raw, &value) == nil && isConfig(value, ruleFields):
+		return "is a MIG config: it belongs below mig-configs"
+	case slices.Contains(ruleFields, field):
+		return "belongs into a rule of a MIG config, below mig-configs"
+	case isDevice(field):
+		return "is a MIG device: it belongs below mig-devices of a rule"
+	default:
+		return ""
+	}
+}
+
+// misplacedIn lists the fields at the top that belong below another. In a text without indentation the same field is there several times, which is no YAML.
+func misplacedIn(text []byte) []error {
+	var fields map[string]json.RawMessage
+	if document.Into(text, &fields) != nil {
+		return nil
+	}
+	var errs []error
+	for _, field := range slices.Sorted(maps.Keys(fields)) {
+		if want := belongs(field, fields[field]); want != "" {
+			errs = check.AddMistake(errs, &check.InvalidError{Field: field, Want: want})
+		}
+	}
+	return errs
+}
+
+// isDevice reports whether a field has the name of a MIG device.
+func isDevice(field string) bool {
+	_, err := catalog.DeviceName(field)
+	return err == nil
 }
 
 // readConfig reads the rules of a config, and lists the mistakes of its name and of them.
@@ -94,7 +169,9 @@ func readRule(raw json.RawMessage) (catalog.MIGRule, []*check.InvalidError) {
 	}
 	var rule catalog.MIGRule
 	var wrong []*check.InvalidError
+	misplaced := false
 	for _, field := range slices.Sorted(maps.Keys(fields)) {
+		misplaced = misplaced || isDevice(field)
 		readField(&rule, field, fields[field], func(value, want string) {
 			wrong = append(wrong, &check.InvalidError{Field: field, Value: value, Want: want})
 		})
@@ -104,7 +181,7 @@ func readRule(raw json.RawMessage) (catalog.MIGRule, []*check.InvalidError) {
 			wrong = append(wrong, &check.InvalidError{Field: required, Want: "is missing"})
 		}
 	}
-	if conflict := conflictOf(fields); conflict != nil {
+	if conflict := conflictOf(fields); conflict != nil && !misplaced { // with {} the GPUs would have no instances
 		wrong = append(wrong, conflict)
 	}
 	if !rule.MIG {
@@ -126,8 +203,14 @@ func readField(rule *catalog.MIGRule, field string, raw json.RawMessage, refuse 
 		}
 	case "mig-devices":
 		rule.Devices = readDevices(raw, refuse)
+	case "version", "mig-configs":
+		refuse("", "belongs to the top of the file, not into a rule")
 	default:
-		refuse("", "is no field of a rule: use device-filter, devices, mig-enabled and mig-devices")
+		if isDevice(field) {
+			refuse("", "is a MIG device: it belongs below mig-devices")
+			return
+		}
+		refuse("", "is no field of a rule: use "+strings.Join(ruleFields[:3], ", ")+" and "+ruleFields[3])
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/config/catalog"
 	"github.com/gpuslice/gpuslice/config/maintenance"
+	"github.com/gpuslice/gpuslice/config/migparted"
 )
 
 // Format is the kind of text that the agent, the device plugin or the cluster reads. A text of another kind has none.
@@ -41,8 +42,13 @@ var formats = []struct {
 		return isOurs(top) || top["apiVersion"] == nil && top["kind"] == maintenance.Kind && Has(top, "windows", "freezes", "pools")
 	}},
 	{Settings, func(top map[string]any) bool { return top["kind"] == config.SettingsKind || isOurs(top) }, isOurs},
-	{MIGConfigs, func(top map[string]any) bool { return Has(top, "mig-configs", "mig_configs", "migConfigs") }, func(map[string]any) bool { return true }},
+	{MIGConfigs, IsMIGConfigs, func(map[string]any) bool { return true }},
 	{PluginConfig, isPluginConfig, isOnlyPluginConfig},
+}
+
+// IsMIGConfigs reports whether a document is a file of MIG configs, or a part of one.
+func IsMIGConfigs(top map[string]any) bool {
+	return Has(top, "mig-configs", "mig_configs", "migConfigs") || migparted.IsFragment(top)
 }
 
 // isPluginConfig recognises such a config by its fields. Other files of NVIDIA have a version too, and pods have resources.
