@@ -372,9 +372,6 @@ func deviceFilter(text string) (string, error) {
 
 // refuseNoLabelValue refuses a name that no node could request.
 func refuseNoLabelValue(c *check.Mistakes, field, name string) {
-	if read, ok := map[string]string{"true": "yes, on and true", "false": "no, off and false"}[name]; ok {
-		c.Refuse(field, name, "is how YAML reads "+read+": choose another name")
-	}
 	if problems := validation.IsValidLabelValue(name); name == "" || len(problems) > 0 {
 		c.Refuse(field, name, "cannot be the value of a label, so no node could request it: write letters, digits, '-', '_'"+
 			" and '.', at most 63, beginning and ending with a letter or digit")

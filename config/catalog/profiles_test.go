@@ -171,7 +171,7 @@ func TestProfilesAreRefused(t *testing.T) {
 		},
 		"under names that YAML reads as something else": {
 			file: profilesHead + `profiles: {off: {mig: [{gpus: {all: true}, enabled: false}]}}`,
-			want: []string{`profiles: "false" is how YAML reads no, off and false: choose another name`},
+			want: []string{"reading profiles as YAML: line 3: the key off is read as false: put it in quotes"},
 		},
 		"that say nothing": {
 			file: profilesHead + "profiles: {mine: }",

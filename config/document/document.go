@@ -37,6 +37,8 @@ var errAliasLoop = errors.New("an alias contains itself")
 // memory than its length, by aliases, by more than 25,000 keys, values and entries, or by characters that are longer in JSON. JSON checks this before
 // it decodes the text.
 //
+// A key that is read as another, as n for false, is an error.
+//
 // A number that 64 bits or JSON cannot hold becomes text, so that messages can quote it exactly.
 //
 // A merge key, "<<", adds the fields of another mapping, except for the mapping's own ones after the merge key. A merge key after a key that both
@@ -44,6 +46,9 @@ var errAliasLoop = errors.New("an alias contains itself")
 func JSON(text []byte) ([]byte, error) {
 	root, err := ofFile.check(text)
 	if err != nil {
+		return nil, err
+	}
+	if err := checkPlainKeys(text); err != nil {
 		return nil, err
 	}
 	if root != nil && merges(root) {

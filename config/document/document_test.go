@@ -257,3 +257,29 @@ func TestANumberThatIsNoneIsDecodedAsText(t *testing.T) {
 		}
 	}
 }
+
+func orNil(want string) string {
+	if want == "" {
+		return "<nil>"
+	}
+	return want
+}
+
+// A message names a key as the file does, and no label of another name is set.
+func TestKeysThatAreReadAsOthersAreRefused(t *testing.T) {
+	for text, want := range map[string]string{
+		"labels: {n: 1}":                         "line 1: the key n is read as false: put it in quotes",
+		"a: 1\nlabels:\n  ON : x\n  y: z":        "line 3: the key ON is read as true: put it in quotes\nline 4: the key y is read as true: put it in quotes",
+		"- 010: a\n- {0x1f: b}":                  "line 1: the key 010 is read as 8: put it in quotes\nline 2: the key 0x1f is read as 31: put it in quotes",
+		"1" + strings.Repeat("0", 400) + "e9: a": "",
+		"1.50: a":                                "line 1: the key 1.50 is read as 1.5: put it in quotes",
+		"labels: {'n': 1, \"on\": 2, north: 3, 1: 4, 10: 5, 1g.10gb: 6, true: 7, on-call: 8}\nn-1: 9": "",
+		"text: |\n  n: 1\n# y: 2\nurl: http://y:80":                                                   "",
+		strings.Repeat("n: 1\n", 3):                                                                   "line 1: the key n is read as false: put it in quotes\nline 2: the key n is read as false: put it in quotes\nline 3: the key n is read as false: put it in quotes",
+	} {
+		_, err := document.JSON([]byte(text))
+		if got := fmt.Sprint(err); got != orNil(want) {
+			t.Errorf("%.40q: got %s, want %s", text, got, want)
+		}
+	}
+}
