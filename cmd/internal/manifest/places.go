@@ -31,7 +31,10 @@ func placesOf(text func() *document.Text, p Piece, err error) error {
 		return errors.Join(all...)
 	}
 	invalid, ok := errors.AsType[*check.InvalidError](err)
-	if !ok {
+	if !ok { // of the decoder, which counts the lines of the text
+		if o := p.origin(); o.known {
+			return withLinesOfFile(err, o.lines)
+		}
 		return err
 	}
 	var steps []string
