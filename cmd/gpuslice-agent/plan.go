@@ -83,7 +83,7 @@ is asked, and there is no verdict.`,
 	c.Flags().StringVar(&w.Profile, "profile", "", "name of a profile, as in the label "+config.LabelProfile+"; every MIG config is one")
 	c.Flags().BoolVar(&w.offline, "offline", false, "read the GPUs alone; no cluster is asked")
 	c.Flags().StringArrayVarP(&w.files, "file", "f", nil,
-		"with --offline: file of MIG configs, profiles or configs of the device plugin, bare or in manifests; several by several flags; - for standard input")
+		"with --offline: file or folder of MIG configs, profiles or configs of the device plugin, bare or in manifests; several by several flags; - for standard input")
 	c.Flags().StringArrayVar(&profiles, "profiles", nil, "the same as --file")
 	return c
 }

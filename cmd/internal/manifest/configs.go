@@ -24,32 +24,46 @@ type Configs struct {
 // other texts. It refuses a name that is there twice, since on a node only one of the two would count.
 func ReadConfigs(files []string, stdin io.Reader) (Configs, error) {
 	out := Configs{MIG: map[string]catalog.MIGConfig{}, Profiles: map[string]catalog.Profile{}, Plugin: map[string]catalog.PluginConfig{}}
+	for _, given := range files {
+		found, err := out.read(given, stdin)
+		if err != nil {
+			return Configs{}, err
+		}
+		if found == 0 {
+			return Configs{}, fmt.Errorf("%s: there is nothing here that a plan goes by: MIG configs, profiles, configs of the device plugin, or a ConfigMap with any of them",
+				sanitize.Text(given))
+		}
+	}
+	return out, nil
+}
+
+// read adds the configs of a file, or of a folder's files, and counts the texts that have them.
+func (c *Configs) read(given string, stdin io.Reader) (found int, err error) {
+	files, err := Files(given)
+	if err != nil {
+		return 0, fmt.Errorf("reading configs: %w", err)
+	}
 	for _, file := range files {
 		text, err := ReadFile(file, stdin)
 		if err != nil {
-			return Configs{}, fmt.Errorf("reading configs: %w", err)
+			return 0, fmt.Errorf("reading configs: %w", err)
 		}
-		file = sanitize.Text(file)
-		found := 0
 		var wrong error // the first
 		r := Reader{Found: func(p Piece) {
 			if wrong != nil {
 				return
 			}
-			used, err := out.add(p)
+			used, err := c.add(p)
 			if err != nil {
 				wrong = fmt.Errorf("%s: %w", p.At, err)
 			}
 			found += used
 		}}
-		if r.Read(file, text); wrong != nil {
-			return Configs{}, wrong
-		}
-		if found == 0 {
-			return Configs{}, fmt.Errorf("%s: there is nothing here that a plan goes by: MIG configs, profiles, configs of the device plugin, or a ConfigMap with any of them", file)
+		if r.Read(sanitize.Text(file), text); wrong != nil {
+			return 0, wrong
 		}
 	}
-	return out, nil
+	return found, nil
 }
 
 // add adds the configs of a piece. used is 1 if it is of a format that a plan uses.

@@ -43,7 +43,7 @@ var formats = []struct {
 	}},
 	{Settings, func(top map[string]any) bool { return top["kind"] == config.SettingsKind || isOurs(top) }, isOurs},
 	{MIGConfigs, IsMIGConfigs, func(map[string]any) bool { return true }},
-	{PluginConfig, isPluginConfig, isOnlyPluginConfig},
+	{PluginConfig, isPluginConfig, IsOnlyPluginConfig},
 }
 
 // IsMIGConfigs reports whether a document is a file of MIG configs, or a part of one.
@@ -64,9 +64,9 @@ func isPluginConfig(top map[string]any) bool {
 	}
 }
 
-// isOnlyPluginConfig reports whether most fields of a config are the plugin's and have its forms. Dashboards, lists of packages and files of
+// IsOnlyPluginConfig reports whether most fields of a config are the plugin's and have its forms. Dashboards, lists of packages and files of
 // containers have a version too, but another, or much beside it; and sharing that names a strategy is in no other program's files.
-func isOnlyPluginConfig(top map[string]any) bool {
+func IsOnlyPluginConfig(top map[string]any) bool {
 	if sharing, _ := top["sharing"].(map[string]any); isMapping(sharing, "timeSlicing") || isMapping(sharing, "mps") {
 		return true
 	}

@@ -8,10 +8,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"iter"
 	"maps"
 	"os"
 	"path"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strconv"
@@ -40,7 +42,8 @@ type Piece struct {
 	Format    Format        // empty for a text in no such format
 	Foreign   string        // description of a text in no such format, its kind if it has one
 	Top       map[string]any
-	Err       error // of reading it
+	Values    map[string]any // of the GPU Operator's chart, if the piece is a file of them
+	Err       error          // of reading it
 }
 
 // LongestName bounds the characters of a name that is printed.
@@ -48,6 +51,27 @@ const LongestName = 256
 
 // longestFile bounds a file of manifests, in bytes: it has room for a cluster's ConfigMaps in one stream, and ends the reading of a device file.
 const longestFile = 64 << 20
+
+// Files are the files that a name given by -f stands for: as for kubectl, a folder stands for its files of YAML and JSON, without those of folders in it.
+func Files(name string) ([]string, error) {
+	if info, err := os.Stat(name); name == "-" || errors.Is(err, fs.ErrNotExist) || err == nil && !info.IsDir() {
+		return []string{name}, nil // ReadFile reports one that is not there
+	}
+	entries, err := os.ReadDir(name)
+	if err != nil {
+		return nil, errors.New(sanitize.Text(err.Error()))
+	}
+	var files []string
+	for _, e := range entries {
+		if !e.IsDir() && slices.Contains([]string{".yaml", ".yml", ".json"}, path.Ext(e.Name())) {
+			files = append(files, filepath.Join(name, e.Name()))
+		}
+	}
+	if len(files) == 0 {
+		return nil, fmt.Errorf("folder %s has no file of YAML or JSON (*.yaml, *.yml, *.json)", sanitize.Text(name))
+	}
+	return files, nil
+}
 
 // ReadFile reads a file, or standard input for "-". Its errors are in one line, whatever the name.
 func ReadFile(file string, stdin io.Reader) ([]byte, error) {
@@ -77,6 +101,7 @@ func ReadFile(file string, stdin io.Reader) ([]byte, error) {
 type origin struct {
 	lines, indent int  // of the file before the text, and spaces before each of its lines
 	known         bool // the text is in the file line by line; otherwise errors can name only the text's own lines
+	unwritten     bool // the text was made here of the file's fields, and has no lines that a user knows
 }
 
 // Reader hands on the pieces of files one by one, and keeps none: a file may have tens of thousands.
@@ -175,6 +200,7 @@ func (r *Reader) manifest(name string, d section, steps []string, top map[string
 		r.list(name, d, steps, top["items"], strings.TrimSuffix(kind, "List"), top["apiVersion"])
 	case kind == "ConfigMap":
 		r.configMap(name, d, steps, top)
+	case r.helmChart(name, d, steps, top):
 	case top["apiVersion"] != nil && kind != "" && !isOurs(top) && !kinds.Known(top):
 		r.Found(Piece{At: name, Foreign: kind, Top: top})
 	case len(steps) == 0:
@@ -243,24 +269,29 @@ func (r *Reader) configMap(name string, d section, steps []string, top map[strin
 			before, indent, ok := d.read().Block(append(slices.Clone(steps), "data", key)...)
 			return origin{lines: d.lines + before, indent: indent, known: ok}
 		}
-		var err error
-		if p.Top, err = Mapping(p.Text); err == nil {
-			r.content(p)
-			continue
-		}
-		p.Foreign = "text"
-		if r.Foreign && (errors.As(err, new(noMappingError)) || !ourWords.Match(p.Text)) { // as a template, or a list of rules
-			r.Found(p)
-			continue
-		}
-		if strings.HasSuffix(key, ".yaml") || strings.HasSuffix(key, ".yml") {
-			p.Err = err
-			if o := p.origin(); o.known {
-				p.Err = withLinesOfFile(err, o.lines)
-			}
-		}
-		r.Found(p)
+		r.value(p)
 	}
+}
+
+// value adds the value of a ConfigMap's key.
+func (r *Reader) value(p Piece) {
+	var err error
+	if p.Top, err = Mapping(p.Text); err == nil {
+		r.content(p)
+		return
+	}
+	p.Foreign = "text"
+	if r.Foreign && (errors.As(err, new(noMappingError)) || !ourWords.Match(p.Text)) { // as a template, or a list of rules
+		r.Found(p)
+		return
+	}
+	if strings.HasSuffix(p.Key, ".yaml") || strings.HasSuffix(p.Key, ".yml") {
+		p.Err = err
+		if o := p.origin(); o.known {
+			p.Err = withLinesOfFile(err, o.lines)
+		}
+	}
+	r.Found(p)
 }
 
 // content adds a text with its format, or as foreign if it has none that the agent reads.
@@ -279,6 +310,10 @@ func (r *Reader) content(p Piece) {
 			p.Format, p.Foreign = f.format, ""
 			break
 		}
+	}
+	if p.Format == "" && p.ConfigMap == "" && ofOperator(p.Top) {
+		r.values(p)
+		return
 	}
 	r.Found(p)
 }

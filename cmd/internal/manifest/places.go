@@ -18,6 +18,12 @@ func AddPlaces(p Piece, err error) error {
 	return placesOf(sync.OnceValue(func() *document.Text { return document.Read(p.Text) }), p, err) // read once for all mistakes
 }
 
+// Unplaced is the piece without its place: no user knows lines of a text that a program has made.
+func (p Piece) Unplaced() Piece {
+	p.origin = func() origin { return origin{unwritten: true} }
+	return p
+}
+
 func placesOf(text func() *document.Text, p Piece, err error) error {
 	if err == nil {
 		return nil
@@ -52,7 +58,7 @@ func placesOf(text func() *document.Text, p Piece, err error) error {
 	}
 	at, o := text().Locate(steps, invalid.Field), p.origin()
 	switch {
-	case at == (document.Place{}), !o.known && p.Key == "":
+	case at == (document.Place{}), !o.known && p.Key == "", o.unwritten:
 		return err
 	case !o.known:
 		return &placed{at, " of " + p.Key, err}

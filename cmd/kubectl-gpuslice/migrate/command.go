@@ -1,13 +1,13 @@
 package migrate
 
 import (
-	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
-	"path"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -23,6 +23,7 @@ import (
 	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/cluster"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/config/catalog"
+	"github.com/gpuslice/gpuslice/config/deviceplugin"
 	"github.com/gpuslice/gpuslice/config/migparted"
 	"github.com/gpuslice/gpuslice/config/sanitize"
 	"github.com/gpuslice/gpuslice/drain/kube"
@@ -77,7 +78,7 @@ func Command(o *cluster.Options) *cobra.Command {
 	}
 	of.Bind(c.Flags())
 	c.Flags().BoolVar(&dryRun, "dry-run", false, "say it; there is nothing else that this command does")
-	c.Flags().StringArrayVarP(&files, "file", "f", nil, "file to read in place of the cluster, several by several flags; - for standard input")
+	c.Flags().StringArrayVarP(&files, "file", "f", nil, "file or folder of files to read in place of the cluster, several by several flags; - for standard input")
 	c.Flags().StringSliceVar(&namespaces, "operator-namespace", operatorsNamespaces, "where mig-manager's ConfigMaps are")
 	return c
 }
@@ -85,8 +86,24 @@ func Command(o *cluster.Options) *cobra.Command {
 // migration collects the parts of an installation of mig-manager.
 type migration struct {
 	Sources
-	used   bool     // a piece of the present file says something of an installation
-	unused []string // files of which no piece does
+	present given   // what -f names, while it is read
+	unused  []given // of what -f names, those without anything of an installation
+}
+
+// given is a file or folder that -f names.
+type given struct {
+	name       string
+	used       bool     // a piece of it says something of an installation
+	configMaps []string // those of no known content: they are used if a ClusterPolicy names them
+	pods       bool     // it has pods, which say something of nodes that are read too
+	err        error    // by which a piece of it cannot be read; the first
+}
+
+func (g given) String() string {
+	if g.err != nil {
+		return fmt.Sprintf("%s (%s)", g.name, sanitize.Message(g.err.Error(), sanitize.Longest/2))
+	}
+	return g.name
 }
 
 // files reads manifests and bare files.
@@ -97,50 +114,72 @@ func (m *migration) files(cmd *cobra.Command, names []string) error {
 			bad = m.piece(p)
 		}
 	}}
+	var all []given
 	for _, name := range names {
-		text, err := manifest.ReadFile(name, cmd.InOrStdin())
+		files, err := manifest.Files(name)
 		if err != nil {
 			return err
 		}
-		m.used, name = false, sanitize.Text(name)
-		if r.Read(name, text); bad != nil {
-			return bad
+		m.present = given{name: sanitize.Text(name)}
+		for _, file := range files {
+			text, err := manifest.ReadFile(file, cmd.InOrStdin())
+			if err != nil {
+				return err
+			}
+			if r.Read(sanitize.Text(file), text); bad != nil {
+				return bad
+			}
 		}
-		if !m.used {
-			m.unused = append(m.unused, name)
+		all = append(all, m.present)
+	}
+	named := map[string]bool{}
+	for _, p := range m.Policies {
+		for _, name := range append(p.ConfigMaps(), p.PluginConfigMap()) {
+			named[name] = true
+		}
+	}
+	for _, g := range all {
+		used := g.used || g.pods && len(m.Nodes) > 0 || slices.ContainsFunc(g.configMaps, func(name string) bool { return named[name] })
+		if !used {
+			m.unused = append(m.unused, g)
 		}
 	}
 	return nil
 }
 
 func (m *migration) piece(p manifest.Piece) error {
-	if p.Err != nil && p.Key == "" {
+	switch {
+	case p.Err != nil && p.Key == "":
 		return fmt.Errorf("%s: %w", p.At, p.Err)
-	}
-	if values, ok, err := helmValues(p); ok || err != nil {
-		m.used = true
-		if err == nil {
-			err = m.values(p.At, values)
-		}
-		return err
-	}
-	if manifest.IsClusterPolicy(p) || isGPUCluster(p) || p.Top["apiVersion"] == "v1" && (p.Foreign == "Node" || p.Foreign == "Pod") {
-		m.used = true
+	case p.Values != nil:
+		m.present.used = true
+		return m.values(p)
+	case manifest.IsClusterPolicy(p) || isGPUCluster(p) || p.Top["apiVersion"] == "v1" && (p.Foreign == "Node" || p.Foreign == "Pod"):
 		return m.object(p)
 	}
 	if p.ConfigMap != "" {
-		m.used = true
 		m.keys(p.ConfigMap, p.Key)
 		m.Namespaces = append(m.Namespaces, p.Namespace)
+		m.present.configMaps = append(m.present.configMaps, p.ConfigMap)
 	}
-	if p.Format == manifest.Profiles {
-		m.used = true
+	before := m.texts()
+	switch places := func(err error) error { return manifest.AddPlaces(p, err) }; {
+	case p.Format == manifest.Profiles:
+		m.present.used = true
 		m.profiles(p.Text)
+	case p.Format == manifest.PluginConfig && manifest.IsOnlyPluginConfig(p.Top): // dashboards have a version too
+		m.plugin(p.At, p.ConfigMap, p.Key, p.Text, places)
+	default:
+		m.present.err = cmp.Or(m.present.err, p.Err)
+		m.text(p.At, p.ConfigMap, p.Text, p.Err, places)
 	}
-	before := len(m.Catalogs) + len(m.Clients)
-	m.text(p.At, p.ConfigMap, p.Text)
-	m.used = m.used || len(m.Catalogs)+len(m.Clients) > before
+	m.present.used = m.present.used || m.texts() > before
 	return nil
+}
+
+// texts counts the texts that say something of an installation.
+func (m *migration) texts() int {
+	return len(m.Catalogs) + len(m.Clients) + len(m.Plugins) + len(slices.DeleteFunc(slices.Clone(m.Broken), func(b Broken) bool { return !b.Ours }))
 }
 
 // object takes a ClusterPolicy, a GPUCluster, a Node or a Pod.
@@ -151,10 +190,13 @@ func (m *migration) object(p manifest.Piece) error {
 	}
 	switch p.Foreign {
 	case "ClusterPolicy":
+		m.present.used = true
 		return m.policy(text)
 	case "GPUCluster":
+		m.present.used = true
 		return m.gpuCluster(text)
 	case "Pod":
+		m.present.pods = true
 		var pod corev1.Pod
 		if err := json.Unmarshal(text, &pod); err != nil {
 			return fmt.Errorf("%s: reading a Pod: %w", p.At, err)
@@ -165,6 +207,7 @@ func (m *migration) object(p manifest.Piece) error {
 		if err := json.Unmarshal(text, &n); err != nil {
 			return fmt.Errorf("%s: reading a Node: %w", p.At, err)
 		}
+		m.present.used = m.present.used || Concerns(n)
 		m.node(n)
 	}
 	return nil
@@ -208,23 +251,43 @@ func (m *migration) policy(text []byte) error {
 	return err
 }
 
-// text takes a file of MIG configs or of clients, and leaves any other.
-func (m *migration) text(where, configMap string, text []byte) {
+// values takes values of the GPU Operator's chart, which have the fields of the ClusterPolicy that it makes of them.
+func (m *migration) values(p manifest.Piece) error {
+	text, err := json.Marshal(map[string]any{"metadata": map[string]any{"name": "by the values in " + p.At}, "spec": p.Values})
+	if err == nil {
+		err = m.policy(text)
+	}
+	if err != nil {
+		return fmt.Errorf("%s: %w", p.At, err)
+	}
+	m.Policies[len(m.Policies)-1].lineOf = func(field string) int { return manifest.LineOf(p, field) }
+	return nil
+}
+
+// ofOurs are words of texts that mig-manager or the device plugin reads, whatever else of the text can be read.
+var ofOurs = regexp.MustCompile(`(?m)^[ \t"'-]*(mig-configs|mig-enabled|mig-devices|systemd-services|sharing)["']?[ \t]*:`)
+
+// text takes a file of MIG configs or of clients, and leaves any other. unread is why it cannot be read as YAML; places adds the lines of mistakes.
+func (m *migration) text(where, configMap string, text []byte, unread error, places func(error) error) {
 	top, err := manifest.Mapping(text)
 	switch {
-	case err != nil && bytes.Contains(text, []byte("mig-configs:")):
-		m.Catalogs = append(m.Catalogs, Catalog{Where: where, ConfigMap: configMap, Err: err})
-	case err != nil && bytes.Contains(text, []byte("systemd-services:")):
-		m.Clients = append(m.Clients, Clients{Where: where, Err: err})
-	case err != nil: // other keys of a ConfigMap may have any text, as a script
-	case manifest.Has(top, "mig-configs"):
+	case err != nil && (unread != nil || ofOurs.Match(text)): // other keys of a ConfigMap may have any text, as a script
+		m.Broken = append(m.Broken, Broken{Where: where, ConfigMap: configMap, Err: cmp.Or(unread, err), Ours: ofOurs.Match(text)})
+	case err != nil:
+	case manifest.IsMIGConfigs(top):
 		configs, err := migparted.Parse(text)
-		m.Catalogs = append(m.Catalogs, Catalog{Where: where, ConfigMap: configMap, Configs: configs, Err: err})
+		m.Catalogs = append(m.Catalogs, Catalog{Where: where, ConfigMap: configMap, Configs: configs, Err: places(err)})
 	default:
 		if clients, ok := ReadClients(where, text); ok {
 			m.Clients = append(m.Clients, clients)
 		}
 	}
+}
+
+// plugin takes a config of the device plugin.
+func (m *migration) plugin(where, configMap, key string, text []byte, places func(error) error) {
+	_, err := deviceplugin.Parse(text)
+	m.Plugins = append(m.Plugins, PluginConfig{Where: where, ConfigMap: configMap, Key: key, Err: places(err)})
 }
 
 // cluster reads the installation from the API server.
@@ -238,31 +301,22 @@ func (m *migration) cluster(ctx context.Context, o *cluster.Options, settings co
 	}
 	names := slices.Clone(migManagersConfigMaps)
 	for _, p := range m.Policies {
-		names = append(names, p.ConfigMaps()...)
+		names = append(names, append(p.ConfigMaps(), p.PluginConfigMap())...)
 	}
 	slices.Sort(names)
-	names = slices.Compact(names)
-	var plugins []string
-	for _, p := range m.Policies {
-		plugins = append(plugins, p.PluginConfigMap())
-	}
+	names = slices.DeleteFunc(slices.Compact(names), func(name string) bool { return name == "" })
 	for _, namespace := range namespaces {
 		for _, name := range names {
-			if err := m.configMap(ctx, client, namespace, name, m.texts); err != nil {
-				return err
-			}
-		}
-		for _, name := range plugins {
-			if name == "" || slices.Contains(names, name) {
-				continue
-			}
-			if err := m.configMap(ctx, client, namespace, name, func(*corev1.ConfigMap) {}); err != nil {
+			if err := m.configMap(ctx, client, namespace, name, m.live); err != nil {
 				return err
 			}
 		}
 	}
 	if p := settings.Profiles; p.Name != "" {
-		err := m.configMap(ctx, client, p.Namespace, p.Name, func(c *corev1.ConfigMap) { m.profiles([]byte(c.Data[p.Key])) })
+		err := m.configMap(ctx, client, p.Namespace, p.Name, func(c *corev1.ConfigMap) error {
+			m.profiles([]byte(c.Data[p.Key]))
+			return nil
+		})
 		if err != nil {
 			return err
 		}
@@ -270,7 +324,7 @@ func (m *migration) cluster(ctx context.Context, o *cluster.Options, settings co
 	return m.nodes(ctx, client)
 }
 
-func (m *migration) configMap(ctx context.Context, client kube.Interface, namespace, name string, use func(*corev1.ConfigMap)) error {
+func (m *migration) configMap(ctx context.Context, client kube.Interface, namespace, name string, use func(*corev1.ConfigMap) error) error {
 	found, err := client.ConfigMaps(namespace).Get(ctx, name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		return nil
@@ -281,17 +335,25 @@ func (m *migration) configMap(ctx context.Context, client kube.Interface, namesp
 		}
 		return m.unread(fmt.Errorf("reading ConfigMap %s of namespace %s: %w", name, namespace, err))
 	}
-	m.keys(name, slices.Sorted(maps.Keys(found.Data))...)
-	m.Namespaces = append(m.Namespaces, namespace)
-	use(found)
-	return nil
+	return use(found)
 }
 
-// texts takes the files of a ConfigMap of mig-manager's.
-func (m *migration) texts(c *corev1.ConfigMap) {
-	for _, key := range slices.Sorted(maps.Keys(c.Data)) {
-		m.text(fmt.Sprintf("ConfigMap %s, %s", path.Join(c.Namespace, c.Name), key), c.Name, []byte(c.Data[key]))
+// live takes a ConfigMap of the cluster as it takes one of a file, but for the lines of mistakes, which no user sees.
+func (m *migration) live(c *corev1.ConfigMap) error {
+	text, err := yaml.Marshal(map[string]any{"kind": "ConfigMap", "metadata": map[string]any{"name": c.Name, "namespace": c.Namespace}, "data": c.Data})
+	if err != nil {
+		return err
 	}
+	var bad error
+	r := manifest.Reader{Found: func(p manifest.Piece) {
+		p.At = strings.TrimPrefix(p.At, ", ")
+		if p.Err != nil {
+			_, p.Err = manifest.Mapping(p.Text)
+		}
+		bad = cmp.Or(bad, m.piece(p.Unplaced()))
+	}}
+	r.Read("", text)
+	return bad
 }
 
 // unread keeps an error that the user's rights do not allow to read something. The rest is reported anyway.
@@ -377,11 +439,16 @@ func (m *migration) operators(kind string, text []byte, err error, take func([]b
 
 // print writes the findings, those of one thing under its name.
 func (m *migration) print(out *cli.Printer, all []Finding) error {
-	if err := m.printFindings(out, all); err != nil || len(m.unused) == 0 {
+	err := m.printFindings(out, all)
+	if len(m.unused) == 0 {
 		return err
 	}
-	return fmt.Errorf("nothing of an installation was found in %s: give their contents as manifests, or leave them out; migrate reads ConfigMaps, ClusterPolicies, GPUClusters, "+
-		"Nodes, Pods, values of the GPU Operator's chart, HelmCharts of k3s, and bare files of MIG configs and clients", sanitize.Listed(m.unused))
+	var names []string
+	for _, g := range m.unused {
+		names = append(names, g.String())
+	}
+	return errors.Join(err, fmt.Errorf("nothing of an installation was found in %s: give their contents as manifests, or leave them out; migrate reads ConfigMaps, ClusterPolicies, GPUClusters, "+
+		"Nodes with GPUs, Pods on them, values of the GPU Operator's chart, HelmCharts of k3s, and bare files of MIG configs and clients", sanitize.Listed(names)))
 }
 
 func (m *migration) printFindings(out *cli.Printer, all []Finding) error {
@@ -389,7 +456,7 @@ func (m *migration) printFindings(out *cli.Printer, all []Finding) error {
 		out.Printf("Nothing of mig-manager's was found: no ClusterPolicy, no file of MIG configs or clients, no node with a GPU.\n")
 		return out.Err
 	}
-	about, changes, unread := "", 0, 0
+	about, of := "", map[Verdict]int{}
 	for _, f := range all {
 		if f.About != about {
 			about = f.About
@@ -399,16 +466,11 @@ func (m *migration) printFindings(out *cli.Printer, all []Finding) error {
 		if f.Command != "" {
 			out.Printf("  %-10s    $ %s\n", "", f.Command)
 		}
-		switch f.Verdict {
-		case Change:
-			changes++
-		case Unread:
-			unread++
-		case Taken, Ignored:
-		}
+		of[f.Verdict]++
 	}
+	changes := of[Change]
 	switch {
-	case unread > 0: // it may have more to change
+	case of[Unread]+of[Unreadable] > 0: // it may have more to change
 	case changes == 0:
 		out.Printf("No change is needed: install gpuslice.\n")
 	case changes == 1:
@@ -416,9 +478,15 @@ func (m *migration) printFindings(out *cli.Printer, all []Finding) error {
 	default:
 		out.Printf("%d changes are needed before gpuslice is installed.\n", changes)
 	}
-	if unread > 0 && out.Err == nil {
+	switch {
+	case out.Err != nil:
+		return out.Err
+	case of[Unread] > 0:
 		return fmt.Errorf("you may not read %s of the installation, and more changes may be needed than these %d: run it with the rights to read the parts named above",
-			sanitize.Counted(unread, "part"), changes)
+			sanitize.Counted(of[Unread], "part"), changes)
+	case of[Unreadable] > 0:
+		return fmt.Errorf("%s of the installation cannot be read, and more changes may be needed than these %d: mend what is named above, and run this again",
+			sanitize.Counted(of[Unreadable], "text"), changes)
 	}
-	return out.Err
+	return nil
 }

@@ -4,8 +4,11 @@ import (
 	"encoding/json"
 	"errors"
 	"flag"
+	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -130,8 +133,8 @@ func TestMigrateReportsAConfigMapThatCannotBeRead(t *testing.T) {
 	})
 	for from, args := range map[string][]string{"the file": {"-f", file}, "the cluster": {"--kubeconfig", kubeconfig}} {
 		got, err := migrates(t, append([]string{"--dry-run"}, args...)...)
-		if err != nil || !strings.Contains(got, "the agent would refuse the file, and none of its configs could be read here: reading YAML") || !strings.Contains(got, "systemd-services: must be a list of names of units") ||
-			!strings.HasSuffix(got, "3 changes are needed before gpuslice is installed.\n") {
+		if err == nil || !strings.Contains(err.Error(), "3 texts of the installation cannot be read, and more changes may be needed than these 1") ||
+			strings.Count(got, "\n  unreadable  reading YAML: ") != 3 || !strings.Contains(got, "systemd-services: must be a list of names of units") || strings.Contains(got, "gpuslice is installed") {
 			t.Errorf("from %s: error %v\n%s", from, err, got)
 		}
 	}
@@ -318,12 +321,127 @@ func TestMigrateWritesNoTextOfAFileIntoACommand(t *testing.T) {
 }
 
 func TestMigrateOfAClusterThatHasNothingOfTheKind(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "node.yaml")
-	if err := os.WriteFile(file, []byte("apiVersion: v1\nkind: Node\nmetadata: {name: cpu-1}\n"), 0o600); err != nil {
+	kubeconfig := agenttest.Kubeconfig(t, func(path string) any {
+		if path == "/api/v1/nodes" {
+			return map[string]any{"kind": "NodeList", "apiVersion": "v1", "items": []any{map[string]any{"metadata": map[string]any{"name": "cpu-1"}}}}
+		}
+		return nil
+	})
+	if got, err := migrates(t, "--dry-run", "--kubeconfig", kubeconfig); err != nil || !strings.HasPrefix(got, "Nothing of mig-manager's was found") {
+		t.Errorf("error %v\n%s", err, got)
+	}
+}
+
+// written writes files into a folder of their own.
+func written(t *testing.T, files map[string]string) (folder string) {
+	t.Helper()
+	folder = t.TempDir()
+	for name, text := range files {
+		if err := os.WriteFile(filepath.Join(folder, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return folder
+}
+
+// Whoever gives a file has to learn that it said nothing, and why.
+func TestMigrateNamesEachFileThatSaysNothing(t *testing.T) {
+	const node = "apiVersion: v1\nkind: Node\nmetadata: {name: gpu-1, labels: {nvidia.com/gpu.present: 'true'}}\n"
+	const policy = "apiVersion: nvidia.com/v1\nkind: ClusterPolicy\nmetadata: {name: p}\nspec: {migManager: {config: {name: custom}}}\n"
+	configMap := func(name, key, text string) string {
+		return "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: " + name + "}\ndata:\n  " + key + ": |\n    " + strings.ReplaceAll(text, "\n", "\n    ") + "\n"
+	}
+	const brokenConfig = "all-disabled:\n- devices: all\n    mig-enabled: false"
+	for name, row := range map[string]struct {
+		files   map[string]string
+		unused  []string // files that the error names
+		err     string   // what else it says; empty for nothing
+		says    string
+		saysNot string
+	}{
+		"a node without a GPU": {
+			files: map[string]string{"a.yaml": "apiVersion: v1\nkind: Node\nmetadata: {name: cpu-1}\n"}, unused: []string{"a.yaml"}, says: "Nothing of mig-manager's was found",
+		},
+		"another program's ConfigMaps": {
+			files:  map[string]string{"a.yaml": configMap("hami-device-plugin", "config.json", `{"nodeconfig": []}`) + "---\n" + configMap("b", "device-config.yaml", "nvidia: {deviceSplitCount: 10}"), "b.yaml": node},
+			unused: []string{"a.yaml"},
+		},
+		"another program's template": {
+			files: map[string]string{"a.yaml": configMap("a", "values.yaml", "a: {{ b }}: c"), "b.yaml": node}, unused: []string{"a.yaml (reading YAML: "},
+		},
+		"the ConfigMap of a policy": {
+			files: map[string]string{"a.yaml": configMap("custom", "readme", "x"), "b.yaml": policy},
+			says:  "migManager.config.name is custom, and no key of that ConfigMap has MIG configs, but it has readme",
+		},
+		"the ConfigMap of a policy, broken": {
+			files: map[string]string{"a.yaml": configMap("custom", "values.yaml", "a: {{ b }}: c"), "b.yaml": policy},
+			err:   "1 text of the installation cannot be read", says: "  unreadable  reading YAML: ", saysNot: "is custom, and no",
+		},
+		"broken MIG configs": {
+			files: map[string]string{"a.yaml": configMap("custom", "config.yaml", brokenConfig), "b.yaml": policy},
+			err:   "1 text of the installation cannot be read", says: "  unreadable  reading YAML: line 8: mapping values are not allowed in this context\n", saysNot: "no ConfigMap of that name",
+		},
+		"broken MIG configs that a node asks for": {
+			files: map[string]string{"a.yaml": configMap("custom", "config.yaml", brokenConfig), "b.yaml": strings.ReplaceAll(node, "gpu.present: 'true'", "mig.config: custom")},
+			err:   "1 text of the installation cannot be read", says: "nvidia.com/mig.config=custom is in no file that could be read, and not all could",
+		},
+		"configs of the device plugin alone": {
+			files: map[string]string{"a.yaml": configMap("time-slicing-config", "any", "version: v1\nsharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 4}]}}")},
+			says:  "ConfigMap time-slicing-config\n  taken over  configs of the device plugin: overlays/gpu-operator lets the agent use that ConfigMap, by data.configMap of its operator.yaml: any\n",
+		},
+		"a config of the device plugin that it refuses": {
+			files: map[string]string{"a.yaml": "version: v1\nsharing:\nmps:\n  resources: []\n"}, says: "NVIDIA's device plugin refuses or ignores a part of it, and so would the agent: line 3, column 1: mps: ",
+		},
+		"a broken key next to a config": {
+			files: map[string]string{"a.yaml": configMap("c", "any", "version: v1") + "  other.yaml: 'a: ['\n"}, err: "1 text of the installation cannot be read", says: "unreadable  reading YAML: ",
+		},
+		"a dashboard": {
+			files: map[string]string{"a.yaml": configMap("a", "a.json", `{"title": "a", "version": 1, "panels": []}`), "b.yaml": node}, unused: []string{"a.yaml"},
+		},
+		"pods without their nodes": {
+			files: map[string]string{"a.yaml": "apiVersion: v1\nkind: Pod\nmetadata: {name: a}\n", "b.yaml": policy}, unused: []string{"a.yaml"},
+		},
+		"pods next to nodes":     {files: map[string]string{"a.yaml": "apiVersion: v1\nkind: Pod\nmetadata: {name: a}\n", "b.yaml": node}},
+		"a part of MIG configs":  {files: map[string]string{"a.yaml": "mine: [{devices: all, mig-enabled: false}]\n"}, says: "line 1, column 1: mine: is a MIG config: it belongs below mig-configs"},
+		"a misspelt mig-configs": {files: map[string]string{"a.yaml": "version: v1\nmig_configs: {}\n"}, says: "mig_configs: is no field of MIG configs"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			folder := written(t, row.files)
+			args := []string{"--dry-run"}
+			for _, file := range slices.Sorted(maps.Keys(row.files)) {
+				args = append(args, "-f", filepath.Join(folder, file))
+			}
+			got, err := migrates(t, args...)
+			said := fmt.Sprint(err)
+			if (err != nil) != (len(row.unused) > 0 || row.err != "") || !strings.Contains(said, row.err) || !strings.Contains(got, row.says) || row.saysNot != "" && strings.Contains(got, row.saysNot) {
+				t.Errorf("error %s\n%s", said, got)
+			}
+			for _, file := range row.unused {
+				if !strings.Contains(said, "nothing of an installation was found in "+filepath.Join(folder, file)) {
+					t.Errorf("error %s does not name %s", said, file)
+				}
+			}
+		})
+	}
+}
+
+// A folder is read as kubectl reads it, and named as a whole if it says nothing.
+func TestMigrateReadsAFolder(t *testing.T) {
+	folder := written(t, map[string]string{
+		"a.yml": "version: v1\nmig-configs: {mine: [{devices: all, mig-enabled: false}]}\n", "b.json": `{"apiVersion": "v1", "kind": "Service"}`, "c.txt": "mig-configs: [",
+	})
+	if err := os.MkdirAll(filepath.Join(folder, "d.yaml"), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if got, err := migrates(t, "--dry-run", "-f", file); err != nil || !strings.HasPrefix(got, "Nothing of mig-manager's was found") {
+	if got, err := migrates(t, "--dry-run", "-f", folder); err != nil || !strings.HasPrefix(got, filepath.Join(folder, "a.yml")+"\n  change      1 MIG config to copy") {
 		t.Errorf("error %v\n%s", err, got)
+	}
+	other := written(t, map[string]string{"b.json": `{"apiVersion": "v1", "kind": "Service"}`})
+	if _, err := migrates(t, "--dry-run", "-f", folder, "-f", other); err == nil || !strings.Contains(err.Error(), "was found in "+other+":") {
+		t.Errorf("error %v", err)
+	}
+	if _, err := migrates(t, "--dry-run", "-f", t.TempDir()); err == nil || !strings.Contains(err.Error(), "has no file of YAML or JSON (*.yaml, *.yml, *.json)") {
+		t.Errorf("error %v", err)
 	}
 }
 

@@ -31,6 +31,8 @@ type Sources struct {
 	Clusters []Cluster
 	Catalogs []Catalog
 	Clients  []Clients
+	Plugins  []PluginConfig
+	Broken   []Broken
 	Nodes    []corev1.Node
 	Pods     []corev1.Pod               // as far as they were given
 	Profiles map[string]catalog.Profile // gpuslice's own, as far as there are any yet
@@ -44,7 +46,8 @@ type Sources struct {
 // Policy has the fields of a ClusterPolicy of the GPU Operator (v26.7) that matter here.
 type Policy struct {
 	Metadata struct {
-		Name string `json:"name"`
+		Name   string            `json:"name"`
+		Labels map[string]string `json:"labels"`
 	} `json:"metadata"`
 	Spec struct {
 		MIGManager struct {
@@ -63,6 +66,8 @@ type Policy struct {
 			Tolerations []corev1.Toleration `json:"tolerations"`
 		} `json:"daemonsets"`
 	} `json:"spec"`
+
+	lineOf func(field string) int // of values of the operator's chart, in their file; 0 if the field is not there
 }
 
 // named is a ConfigMap of a ClusterPolicy.
@@ -94,6 +99,22 @@ type Clients struct {
 	Err   error // by which it cannot be read
 }
 
+// PluginConfig is a config of the device plugin.
+type PluginConfig struct {
+	Where     string
+	ConfigMap string // empty for a bare file
+	Key       string
+	Err       error // by which the agent would refuse it
+}
+
+// Broken is a text that cannot be read as YAML.
+type Broken struct {
+	Where     string
+	ConfigMap string
+	Err       error
+	Ours      bool // words in it say that mig-manager or the device plugin is to read it
+}
+
 // ReadClients reads a clients file of mig-manager (clients.yaml). ok is false for a text that is none.
 func ReadClients(where string, text []byte) (c Clients, ok bool) {
 	var file struct {
@@ -120,7 +141,9 @@ const (
 	Taken   Verdict = "taken over" // gpuslice uses it as it is
 	Change  Verdict = "change"     // an administrator has to change it before gpuslice is installed
 	Ignored Verdict = "ignored"    // it has no effect any more
-	Unread  Verdict = "not read"
+	Unread  Verdict = "not read"   // the reader has no right to
+
+	Unreadable Verdict = "unreadable" // it is broken
 )
 
 // Finding is a verdict on a part of the installation.
@@ -146,11 +169,10 @@ func Judge(s Sources, settings config.Settings) []Finding {
 		j.policy(p, s)
 		if of := p.Spec.MIGManager.Config; of != nil && of.Name != "" {
 			named[of.Name] = true
-			if !slices.ContainsFunc(s.Catalogs, func(c Catalog) bool { return c.ConfigMap == of.Name }) {
-				j.say(p.about(), Change, "", "migManager.config.name is %s, and no ConfigMap of that name with MIG configs was found: name its namespace by --operator-namespace, or its file by -f", of.Name)
-			}
+			j.migConfigs(p, of.Name, s)
 		}
 	}
+	j.broken(s, named)
 	for _, c := range s.Catalogs {
 		if len(named) > 0 && c.ConfigMap != "" && !named[c.ConfigMap] {
 			j.say(c.Where, Ignored, "", "mig-manager does not read it: the ClusterPolicy names ConfigMap %s", sanitize.Listed(slices.Sorted(maps.Keys(named))))
@@ -161,6 +183,7 @@ func Judge(s Sources, settings config.Settings) []Finding {
 	for _, c := range s.Clients {
 		j.clients(c)
 	}
+	j.plugins(s)
 	j.nodes(s.Nodes, s.Pods, len(s.Catalogs) > 0)
 	j.pluginLabels()
 	j.toggles()
@@ -168,6 +191,65 @@ func Judge(s Sources, settings config.Settings) []Finding {
 		j.say("Rights", Unread, "", "%v", err)
 	}
 	return j.found
+}
+
+// migConfigs judges the ConfigMap that the policy names for MIG configs, where no MIG configs of it were read.
+func (j *judge) migConfigs(p Policy, name string, s Sources) {
+	keys, there := s.ConfigMaps[name]
+	switch {
+	case slices.ContainsFunc(s.Catalogs, func(c Catalog) bool { return c.ConfigMap == name }):
+	case slices.ContainsFunc(s.Broken, func(b Broken) bool { return b.ConfigMap == name }): // broken says it
+	case there:
+		j.say(p.about(), Change, "", "migManager.config.name is %s, and no key of that ConfigMap has MIG configs, but it has %s: write them below version and mig-configs",
+			name, sanitize.Listed(orNone(keys)))
+	case slices.Contains(s.Closed, name):
+		j.say(p.about(), Unread, "", "migManager.config.name is %s, and you may not read whether there is such a ConfigMap", name)
+	default:
+		j.say(p.about(), Change, "", "migManager.config.name is %s, and no ConfigMap of that name was found: name its namespace by --operator-namespace, or its file by -f", name)
+	}
+}
+
+// broken names the texts that cannot be read, of ConfigMaps that are named or have configs too. Other programs may have keys of others for templates.
+func (j *judge) broken(s Sources, named map[string]bool) {
+	named = maps.Clone(named)
+	for _, p := range s.Policies {
+		named[p.PluginConfigMap()] = true
+	}
+	for _, c := range s.Catalogs {
+		named[c.ConfigMap] = true
+	}
+	for _, c := range s.Plugins {
+		named[c.ConfigMap] = true
+	}
+	for _, b := range s.Broken {
+		if b.Ours || named[b.ConfigMap] || slices.Contains(migManagersConfigMaps, b.ConfigMap) {
+			j.say(b.Where, Unreadable, "", "%s", sanitize.Message(b.Err.Error(), sanitize.Longest/2))
+			j.unread = append(j.unread, b.Where)
+		}
+	}
+}
+
+// plugins judges configs of the device plugin: what is wrong in them, and where no policy names their ConfigMap.
+func (j *judge) plugins(s Sources) {
+	keys := map[string][]string{} // by the ConfigMap
+	for _, c := range s.Plugins {
+		if c.Err != nil {
+			j.say(c.Where, Change, "", "NVIDIA's device plugin refuses or ignores a part of it, and so would the agent: %s", sanitize.Message(c.Err.Error(), sanitize.Longest/2))
+		}
+		if c.ConfigMap == "" && c.Err == nil {
+			j.say(c.Where, Taken, "", "a config of the device plugin, which the agent leaves: nodes get it as a key of the ConfigMap that devicePlugin.config.name of the ClusterPolicy names")
+		}
+		if c.ConfigMap != "" {
+			keys[c.ConfigMap] = append(keys[c.ConfigMap], c.Key)
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(keys)) {
+		if slices.ContainsFunc(s.Policies, func(p Policy) bool { return p.PluginConfigMap() != "" }) {
+			continue // the policy says which one counts
+		}
+		j.keys, j.keysRead = append(j.keys, keys[name]...), true
+		j.say("ConfigMap "+name, Taken, "", "configs of the device plugin: %s lets the agent use that ConfigMap, by data.configMap of its operator.yaml: %s", j.overlay, sanitize.Listed(keys[name]))
+	}
 }
 
 // sort keeps the nodes by what their labels ask for.
@@ -247,18 +329,31 @@ func (j *judge) say(about string, v Verdict, command, format string, args ...any
 
 func (p Policy) about() string { return "ClusterPolicy " + p.Metadata.Name }
 
+// set is how a field of the policy is set: the end of a sentence, and a command. Helm writes the policy again at each upgrade, by its values.
+func (p Policy) set(field, value, spec string) (how, command string) {
+	if p.lineOf != nil {
+		at := ""
+		if line := p.lineOf(field); line > 0 {
+			at = fmt.Sprintf(" (line %d)", line)
+		}
+		return fmt.Sprintf("; write %s: %s into the values%s, and upgrade the release", field, value, at), ""
+	}
+	name := p.Metadata.Name
+	if len(validation.IsDNS1123Subdomain(name)) > 0 { // of a file: the command is to be pasted
+		name = "NAME"
+	}
+	if p.Metadata.Labels["app.kubernetes.io/managed-by"] == "Helm" {
+		how = fmt.Sprintf("; write %s: %s into the values of the chart too, or the next upgrade of the release undoes the command", field, value)
+	}
+	return how, fmt.Sprintf("kubectl patch clusterpolicies.nvidia.com/%s --type merge -p '{\"spec\": %s}'", name, spec)
+}
+
 func (j *judge) policy(p Policy, from Sources) {
 	about := p.about()
-	patch := func(spec string) string {
-		name := p.Metadata.Name
-		if len(validation.IsDNS1123Subdomain(name)) > 0 { // of a file: the command is to be pasted
-			name = "NAME"
-		}
-		return fmt.Sprintf("kubectl patch clusterpolicies.nvidia.com/%s --type merge -p '{\"spec\": %s}'", name, spec)
-	}
 	m := p.Spec.MIGManager
 	if m.Enabled == nil || *m.Enabled {
-		j.say(about, Change, patch(`{"migManager": {"enabled": false}}`), "migManager is enabled: two programs that divide the same GPUs undo each other's work")
+		how, command := p.set("migManager.enabled", "false", `{"migManager": {"enabled": false}}`)
+		j.say(about, Change, command, "migManager is enabled: two programs that divide the same GPUs undo each other's work%s", how)
 	} else {
 		j.say(about, Taken, "", "migManager is off")
 	}
@@ -276,8 +371,9 @@ func (j *judge) policy(p Policy, from Sources) {
 				"Leave it where all configs and profiles go with %s; otherwise first make a ConfigMap with a default config that says flags: {migStrategy: %s}, and name it, "+
 				"as deploy/README.md says of the ClusterPolicy, and only then unset mig.strategy", s, s, s)
 	default:
-		j.say(about, Change, patch(`{"mig": {"strategy": null}}`),
-			"mig.strategy is %s and wins over configs of the device plugin: unset it where profiles or configs are to decide node by node; otherwise all of them have to go with %s", s, s)
+		how, command := p.set("mig.strategy", "null", `{"mig": {"strategy": null}}`)
+		j.say(about, Change, command,
+			"mig.strategy is %s and wins over configs of the device plugin: unset it where profiles or configs are to decide node by node; otherwise all of them have to go with %s%s", s, s, how)
 	}
 	j.pluginConfig(p, from)
 	j.tolerations(p, from)

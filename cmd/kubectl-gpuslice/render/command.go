@@ -58,7 +58,7 @@ func Command(o *cluster.Options) *cobra.Command {
 	}
 	flags := c.PersistentFlags()
 	r.of.Bind(flags)
-	flags.StringArrayVarP(&r.files, "file", "f", nil, "file of profiles or MIG configs, bare or in manifests; several by several flags; - for standard input")
+	flags.StringArrayVarP(&r.files, "file", "f", nil, "file or folder of profiles or MIG configs, bare or in manifests; several by several flags; - for standard input")
 	flags.StringArrayVar(&r.pools, "pool", nil, "nodes that ask for a profile, PROFILE=NODESxGPUS:MODEL; several by several flags")
 	flags.StringVar(&r.nodes, "nodes", "", "selector of the nodes to count in the cluster, each for the profile or MIG config that its label asks for")
 	flags.StringVar(&r.strategy, "mig-strategy", "", "MIG strategy of the device plugin, single or mixed, for profiles that name none; without it one that fits")

@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"slices"
 	"strings"
@@ -38,7 +39,8 @@ func Command(o *cluster.Options) *cobra.Command {
 		Use:   "validate (-f FILE... | --against-cluster)",
 		Short: "Check files before they reach a cluster, or what a cluster promises of its GPUs",
 		Long: "Check files before they reach a cluster. It recognizes a file by its content: profiles, settings, maintenance, MIG configs in\n" +
-			"mig-parted's format, configs of NVIDIA's device plugin, or manifests with ConfigMaps of any of them. It reports all mistakes at once.\n" +
+			"mig-parted's format, configs of NVIDIA's device plugin, or manifests with ConfigMaps of any of them, or values of the GPU Operator's chart.\n" +
+			"It reports all mistakes at once.\n" +
 			"It also reads manifests of Kueue's ResourceFlavor, ClusterQueue and LocalQueue, and of HardwareProfile, ResourceQuota and PriorityClass.\n" +
 			"With --against-cluster it reads these objects from the cluster, and says where they promise GPUs that no node offers.\n" +
 			"Files do not say which nodes have NVIDIA's DRA driver, which allocates no parts of instances and shares devices by claims alone:\n" +
@@ -65,18 +67,16 @@ func Command(o *cluster.Options) *cobra.Command {
 				}
 			}
 			v := fileCheck{out: &cli.Printer{W: cmd.OutOrStdout()}, now: now, foreign: foreign}
-			for _, file := range files {
-				text, err := manifest.ReadFile(file, cmd.InOrStdin())
-				if err != nil {
+			for _, given := range files {
+				if err := v.files(given, cmd.InOrStdin()); err != nil {
 					return err
 				}
-				v.file(sanitize.Text(file), text)
 			}
 			return v.result()
 		},
 	}
 	of.Bind(c.Flags())
-	c.Flags().StringArrayVarP(&files, "file", "f", nil, "file to check, several by several flags; - for standard input")
+	c.Flags().StringArrayVarP(&files, "file", "f", nil, "file or folder of files to check, several by several flags; - for standard input")
 	c.Flags().BoolVar(&against, "against-cluster", false, "compare the cluster's quotas, queues and hardware profiles with what its nodes offer")
 	c.Flags().StringArrayVar(&autoscaled, "autoscaled", nil, "with --against-cluster: ResourceFlavor or HardwareProfile with nodes that an autoscaler creates on demand: too few of them, or none, are no drift; several by several flags")
 	c.Flags().BoolVar(&foreign, "ignore-foreign", false,
@@ -197,7 +197,8 @@ type fileCheck struct {
 	out          *cli.Printer
 	now          time.Time
 	right, wrong int
-	foreign      bool // a file without anything for gpuslice is no error
+	foreign      bool     // a file without anything for gpuslice is no error
+	unused       []string // files and folders without anything for gpuslice
 
 	printed  map[string]int // pieces of the file, by result
 	mistakes int            // mistakes of the file
@@ -216,6 +217,28 @@ const (
 	isRight    = "right"
 	isWrong    = "wrong"
 )
+
+// files checks a file, or the files of a folder.
+func (c *fileCheck) files(given string, stdin io.Reader) error {
+	files, err := manifest.Files(given)
+	if err != nil {
+		return err
+	}
+	before := c.right + c.wrong
+	defer func() {
+		if c.right+c.wrong == before {
+			c.unused = append(c.unused, sanitize.Text(given))
+		}
+	}()
+	for _, file := range files {
+		text, err := manifest.ReadFile(file, stdin)
+		if err != nil {
+			return err
+		}
+		c.file(sanitize.Text(file), text)
+	}
+	return nil
+}
 
 // file checks the pieces of a file.
 func (c *fileCheck) file(name string, text []byte) {
@@ -254,7 +277,7 @@ func (c *fileCheck) say(result, format string, args ...any) bool {
 
 var errNothingToCheck = errors.New("there is nothing here that gpuslice reads: profiles (kind: Profiles), settings (kind: Settings), maintenance (kind: Maintenance), MIG configs (mig-configs:)," +
 	" configs of NVIDIA's device plugin (sharing:, flags:), a ConfigMap with any of them, or manifests of Kueue's ResourceFlavor, ClusterQueue and LocalQueue," +
-	" of HardwareProfile, ResourceQuota and PriorityClass; --ignore-foreign accepts that")
+	" of HardwareProfile, ResourceQuota and PriorityClass, or values of the GPU Operator's chart with any of these configs; --ignore-foreign accepts that")
 
 func (c *fileCheck) piece(p manifest.Piece) {
 	switch {
@@ -283,7 +306,7 @@ type clusterPolicies struct {
 }
 
 // policyPluginConfig has the ConfigMap and key of the device plugin's configs that a ClusterPolicy names.
-type policyPluginConfig struct{ at, name, key string }
+type policyPluginConfig struct{ at, field, name, key string }
 
 func (c *clusterPolicies) note(p manifest.Piece) {
 	switch {
@@ -294,12 +317,19 @@ func (c *clusterPolicies) note(p manifest.Piece) {
 		c.keys[p.ConfigMap] = append(c.keys[p.ConfigMap], p.Key)
 	case manifest.IsClusterPolicy(p):
 		spec, _ := p.Top["spec"].(map[string]any)
-		plugin, _ := spec["devicePlugin"].(map[string]any)
-		named, _ := plugin["config"].(map[string]any)
-		name, _ := named["name"].(string)
-		key, _ := named["default"].(string)
-		c.configs = append(c.configs, policyPluginConfig{at: p.At + ", ClusterPolicy", name: name, key: key})
+		c.noteSpec(policyPluginConfig{at: p.At + ", ClusterPolicy", field: "spec.devicePlugin.config."}, spec)
+	case p.Values != nil:
+		c.noteSpec(policyPluginConfig{at: p.At, field: "devicePlugin.config."}, p.Values)
 	}
+}
+
+// noteSpec notes the ConfigMap and key that the spec of a ClusterPolicy names, or values of the operator's chart, which have the same fields.
+func (c *clusterPolicies) noteSpec(of policyPluginConfig, spec map[string]any) {
+	plugin, _ := spec["devicePlugin"].(map[string]any)
+	named, _ := plugin["config"].(map[string]any)
+	of.name, _ = named["name"].(string)
+	of.key, _ = named["default"].(string)
+	c.configs = append(c.configs, of)
 }
 
 func (c *clusterPolicies) check(v *fileCheck) {
@@ -309,14 +339,14 @@ func (c *clusterPolicies) check(v *fileCheck) {
 	for _, of := range c.configs {
 		switch here, there := c.keys[of.name]; {
 		case of.name == "":
-			v.report(of.at, "", fmt.Errorf("spec.devicePlugin.config.name: is not set, and no node gets a config of ConfigMap %s",
-				joinFirst(slices.Sorted(maps.Keys(c.keys)))))
+			v.report(of.at, "", fmt.Errorf("%sname: is not set, and no node gets a config of ConfigMap %s",
+				of.field, joinFirst(slices.Sorted(maps.Keys(c.keys)))))
 		case !there:
-			v.report(of.at, "", fmt.Errorf("spec.devicePlugin.config.name: no ConfigMap %q with configs of the device plugin is here; there is %s",
-				of.name, joinFirst(slices.Sorted(maps.Keys(c.keys)))))
+			v.report(of.at, "", fmt.Errorf("%sname: no ConfigMap %q with configs of the device plugin is here; there is %s",
+				of.field, of.name, joinFirst(slices.Sorted(maps.Keys(c.keys)))))
 		case of.key != "" && !slices.Contains(here, of.key):
-			v.report(of.at, "", fmt.Errorf("spec.devicePlugin.config.default: ConfigMap %s has no key %q with a config of the device plugin; it has %s",
-				of.name, of.key, joinFirst(here)))
+			v.report(of.at, "", fmt.Errorf("%sdefault: ConfigMap %s has no key %q with a config of the device plugin; it has %s",
+				of.field, of.name, of.key, joinFirst(here)))
 		}
 	}
 }
@@ -412,8 +442,16 @@ func (c *fileCheck) result() error {
 		return nil
 	case c.right+c.wrong == 0:
 		return errNothingToCheck
-	case c.wrong == 0:
+	}
+	var wrong []string
+	if c.wrong > 0 {
+		wrong = append(wrong, fmt.Sprintf("%d of %d files and keys cannot be used", c.wrong, c.right+c.wrong))
+	}
+	if len(c.unused) > 0 && !c.foreign {
+		wrong = append(wrong, fmt.Sprintf("there is nothing that gpuslice reads in %s: leave it out, or say --ignore-foreign", sanitize.Listed(c.unused)))
+	}
+	if len(wrong) == 0 {
 		return nil
 	}
-	return fmt.Errorf("%d of %d files and keys cannot be used", c.wrong, c.right+c.wrong)
+	return errors.New(strings.Join(wrong, "; "))
 }

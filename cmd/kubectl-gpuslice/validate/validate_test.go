@@ -93,6 +93,27 @@ func TestValidateReadsTextsOfOtherEditors(t *testing.T) {
 	}
 }
 
+// A folder is read as kubectl reads it, and named as a whole if it has nothing for gpuslice.
+func TestValidateReadsAFolder(t *testing.T) {
+	folder, other := t.TempDir(), t.TempDir()
+	for name, text := range map[string]string{
+		filepath.Join(folder, "a.yml"): "version: v1\n", filepath.Join(folder, "b.json"): `{"kind": "Service", "apiVersion": "v1"}`, filepath.Join(folder, "c.txt"): "version: v2\n",
+		filepath.Join(other, "d.yaml"): "a: b\n",
+	} {
+		if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want := filepath.Join(folder, "a.yml") + ": device plugin config without sharing\n" + filepath.Join(folder, "b.json") + ": Service, passed over\n"
+	if diff := cmp.Diff(want, validated(t, "", "validate", "-f", folder)); diff != "" {
+		t.Errorf("what is said (-want +got):\n%s", diff)
+	}
+	got := validated(t, "", "validate", "-f", folder, "-f", other)
+	if !strings.HasSuffix(got, "error: there is nothing that gpuslice reads in "+other+": leave it out, or say --ignore-foreign\n") {
+		t.Errorf("it says %s", got)
+	}
+}
+
 func TestValidateTakesForeignManifestsForNoErrorIfItsFlagSaysSo(t *testing.T) {
 	namespace := filepath.Join("..", "..", "..", "deploy", "base", "namespace.yaml")
 	got := validated(t, "", "validate", "--ignore-foreign", "-f", namespace)
