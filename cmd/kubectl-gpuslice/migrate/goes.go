@@ -11,24 +11,33 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/catalog"
 	"github.com/gpuslice/gpuslice/config/sanitize"
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// goes compares what a node's label asks for with what the node offers. The agent's first pass does what the label says, at once: mig-manager may
-// have been off when the label was set, or a user may have divided the GPUs by hand.
+// goes compares what a node's label asks for with what the node offers: mig-manager may have been off when the label was set, or a user may have divided
+// the GPUs by hand. The first agent takes nothing for a label that is older than itself; it does so once the label is set again.
 func (j *judge) goes(n corev1.Node, pods []corev1.Pod, note func(Verdict, string, ...any)) {
 	name := n.Labels[config.LabelMIGConfig]
 	if name == "" || n.Labels[config.LabelProfile] != "" {
 		return
 	}
-	asked, m, known := j.askedOf(n, name)
-	if !known {
+	rules, m, there := j.rulesOf(n, name)
+	if !there {
 		return
 	}
-	if cannot := unshown(asked, n.Labels[config.LabelMIGStrategy]); cannot != "" {
-		note(Change, "give the device plugin another MIG strategy, or change the label: %s=%s asks for %s, and %s",
-			config.LabelMIGConfig, name, describe(asked, m), cannot)
+	asked, err := m.asks(name, rules)
+	known := err == nil && len(asked) == len(m.gpus) // GPUs that the config leaves as they are may have any of what is offered
+	what := "MIG devices"
+	if known {
+		what = describe(asked, m)
+	}
+	if cannot := unshown(rules, m, n.Labels[config.LabelMIGStrategy]); cannot != "" {
+		note(Change, "give the device plugin another MIG strategy, or change the label: %s=%s asks for %s, and %s", config.LabelMIGConfig, name, what, cannot)
+	}
+	if !known {
+		return
 	}
 	lost := loses(asked, m, offeredBy(n))
 	if len(lost) == 0 {
@@ -47,42 +56,70 @@ func (j *judge) goes(n corev1.Node, pods []corev1.Pod, note func(Verdict, string
 	if len(holding) > 0 {
 		who = "pods " + sanitize.Listed(holding)
 	}
-	note(Change, "set %s to what the GPUs are, or remove it, before gpuslice is installed: %s asks for %s, and the node offers %s. As soon as the agent starts, %s go, and %s leave",
-		config.LabelMIGConfig, name, describe(asked, m), cmp.Or(offeredText(offeredBy(n)), "nothing"), sanitize.Listed(texts), who)
+	note(Change, "set %s to what the GPUs are, or remove it, before gpuslice is installed: %s asks for %s, and the node offers %s. The agent takes nothing for a label that is older than itself, and says %s; "+
+		"once the label is set again, %s go, and %s leave",
+		config.LabelMIGConfig, name, what, cmp.Or(offeredText(offeredBy(n)), "nothing"), config.ReasonOlderRequest, sanitize.Listed(texts), who)
 }
 
-// askedOf is what the config of that name asks of the node's GPUs; known is false where the labels do not say.
-func (j *judge) askedOf(n corev1.Node, name string) (asked map[nvml.UUID]nvml.Request, m machine, known bool) {
-	rules, there := j.configs[name]
+// rulesOf are the rules that count on the node under that name, without those for other models; there is false where labels do not say which they are. As long
+// as a config of a name that agents make is not copied, the agent's own counts.
+func (j *judge) rulesOf(n corev1.Node, name string) (rules catalog.MIGConfig, m machine, there bool) {
+	rules, there = j.configs[name]
 	m = machineOf(n.Labels, append(devicesOf(rules), deviceOf(name)))
-	if there {
-		rules = withoutFilters(m.rules(rules))
-	} else if rules, there = m.made(name); !there {
-		return nil, m, false
+	if rules = m.rules(rules); there && !filtered(rules) {
+		return rules, m, true
 	}
-	asked, err := m.asks(name, rules)
-	return asked, m, err == nil && len(asked) == len(m.gpus) // GPUs that the config leaves as they are may have any of what is offered
+	rules, there = m.made(name)
+	return rules, m, there
 }
 
-// unshown says why a device plugin of the MIG strategy does not advertise the requested devices; empty if it does, or if the strategy is not known.
-func unshown(asked map[nvml.UUID]nvml.Request, strategy string) string {
-	sizes, whole := map[string]bool{}, false
-	for _, w := range asked {
-		whole = whole || !w.MIG
-		for device := range w.Devices {
-			sizes[device] = true
-		}
-	}
+// unshown says why a device plugin of the MIG strategy does not advertise the requested devices; empty if it does, or if the labels do not say so.
+func unshown(rules catalog.MIGConfig, m machine, strategy string) string {
+	sizes, whole, all := shownBy(rules, m)
+	const single = "by the MIG strategy single, which the node's label says, it offers devices of one size alone"
 	switch {
 	case len(sizes) == 0:
 		return ""
 	case strategy == string(config.MIGStrategyNone):
 		return "by the MIG strategy none, which the node's label says, it offers no MIG device"
-	case strategy == string(config.MIGStrategySingle) && (whole || len(sizes) > 1):
-		return "by the MIG strategy single, which the node's label says, it offers devices of one size alone"
+	case strategy != string(config.MIGStrategySingle):
+		return ""
+	case whole || len(sizes) > 1:
+		return single
+	case !all && (!m.counted || len(positionsOf(rules, len(m.gpus))) < len(m.gpus)):
+		return single + ", on all GPUs of the node: GPUs that the config does not name would have to be cut alike"
 	default:
 		return ""
 	}
+}
+
+// shownBy is what rules ask of the machine's GPUs: the sizes of MIG devices, whether some GPU is to be whole, and whether a rule is about all of them.
+func shownBy(rules catalog.MIGConfig, m machine) (sizes map[string]bool, whole, all bool) {
+	sizes = map[string]bool{}
+	for _, r := range rules {
+		all = all || r.All
+		if m.counted && !r.All && m.namesNone(catalog.MIGConfig{r}) {
+			continue
+		}
+		whole = whole || !r.MIG
+		for device := range r.Devices {
+			sizes[device] = true
+		}
+	}
+	return sizes, whole, all
+}
+
+// positionsOf are the positions of GPUs that rules name, of so many.
+func positionsOf(rules catalog.MIGConfig, of int) map[int]bool {
+	at := map[int]bool{}
+	for _, r := range rules {
+		for _, i := range r.Indices {
+			if i < of {
+				at[i] = true
+			}
+		}
+	}
+	return at
 }
 
 // offeredBy counts the GPUs and MIG devices that the node offers, by the resources of the MIG strategy mixed, and each once however often it is shared.

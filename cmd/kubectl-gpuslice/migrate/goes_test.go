@@ -26,6 +26,9 @@ func TestWhatGoesAtTheMomentOfInstallingIsSaid(t *testing.T) {
 	custom := map[string]catalog.MIGConfig{
 		"custom":     {{All: true, MIG: true, Devices: map[string]int{"3g.20gb": 1, "1g.5gb": 1}}},
 		"first-only": {{Indices: []int{0}, MIG: true, Devices: map[string]int{"1g.5gb": 7}}, {Indices: []int{1}}},
+		"second":     {{Indices: []int{1}, MIG: true, Devices: map[string]int{"1g.5gb": 7}}},
+		"both":       {{Indices: []int{0, 1}, MIG: true, Devices: map[string]int{"1g.5gb": 7}}},
+		"some":       {{Indices: []int{1, 2}, MIG: true, Devices: map[string]int{"4g.20gb": 1, "3g.20gb": 1}}},
 	}
 	for name, row := range map[string]struct {
 		labels map[string]string
@@ -42,7 +45,7 @@ func TestWhatGoesAtTheMomentOfInstallingIsSaid(t *testing.T) {
 			},
 			[]string{
 				"set nvidia.com/mig.config to what the GPUs are, or remove it, before gpuslice is installed: all-enabled asks for MIG mode without instances on each GPU",
-				"the node offers nvidia.com/mig-3g.20gb 2. As soon as the agent starts, nvidia.com/mig-3g.20gb 2 go, and pods team/train leave",
+				"the node offers nvidia.com/mig-3g.20gb 2. The agent takes nothing for a label that is older than itself, and says OlderRequest; once the label is set again, nvidia.com/mig-3g.20gb 2 go, and pods team/train leave",
 			},
 		},
 		"whole GPUs under a label of slices": {
@@ -64,7 +67,7 @@ func TestWhatGoesAtTheMomentOfInstallingIsSaid(t *testing.T) {
 			map[string]string{"nvidia.com/mig.config": "custom"},
 			map[string]string{"nvidia.com/mig-1g.5gb": "4", "nvidia.com/mig-3g.20gb": "1"},
 			nil,
-			[]string{"custom asks for 1x 1g.5gb + 1x 3g.20gb on each GPU", "starts, nvidia.com/mig-1g.5gb 3 go"},
+			[]string{"custom asks for 1x 1g.5gb + 1x 3g.20gb on each GPU", "again, nvidia.com/mig-1g.5gb 3 go"},
 		},
 		"slices of the strategy single": {
 			map[string]string{"nvidia.com/mig.config": "all-disabled", "nvidia.com/gpu.product": "NVIDIA-A100-SXM4-40GB-MIG-1g.5gb"},
@@ -86,6 +89,27 @@ func TestWhatGoesAtTheMomentOfInstallingIsSaid(t *testing.T) {
 			map[string]string{"nvidia.com/mig.config": "first-only", "nvidia.com/mig.strategy": "single", "nvidia.com/gpu.count": "2"},
 			nil, nil,
 			[]string{"nvidia.com/mig.config=first-only asks for", "by the MIG strategy single, which the node's label says, it offers devices of one size alone"},
+		},
+		"slices on some GPUs by the strategy single": {
+			map[string]string{"nvidia.com/mig.config": "second", "nvidia.com/mig.strategy": "single", "nvidia.com/gpu.count": "2"},
+			nil, nil,
+			[]string{"nvidia.com/mig.config=second asks for MIG devices, and", "it offers devices of one size alone, on all GPUs of the node: GPUs that the config does not name would have to be cut alike"},
+		},
+		"slices of several sizes on some GPUs by the strategy single": {
+			map[string]string{"nvidia.com/mig.config": "some", "nvidia.com/mig.strategy": "single", "nvidia.com/gpu.product": "NVIDIA-A100-SXM4-40GB-MIG-1g.5gb"},
+			map[string]string{"nvidia.com/gpu": "7"},
+			nil,
+			[]string{"nvidia.com/mig.config=some asks for MIG devices, and by the MIG strategy single, which the node's label says, it offers devices of one size alone"},
+		},
+		"slices on all GPUs by their positions, by the strategy single": {
+			map[string]string{"nvidia.com/mig.config": "both", "nvidia.com/mig.strategy": "single", "nvidia.com/gpu.count": "2"},
+			nil, nil, nil,
+		},
+		"whole GPUs of the strategy single": {
+			map[string]string{"nvidia.com/mig.config": "all-disabled", "nvidia.com/mig.strategy": "single"}, nil, nil, nil,
+		},
+		"a GPU that the node does not have, by the strategy single": {
+			map[string]string{"nvidia.com/mig.config": "first-only", "nvidia.com/mig.strategy": "single"}, nil, nil, nil,
 		},
 		"slices of one size by the strategy single": {
 			map[string]string{"nvidia.com/mig.config": "all-1g.5gb", "nvidia.com/mig.strategy": "single"}, nil, nil, nil,

@@ -49,14 +49,6 @@ func (m machine) rules(of catalog.MIGConfig) catalog.MIGConfig {
 	})
 }
 
-func withoutFilters(rules catalog.MIGConfig) catalog.MIGConfig {
-	rules = slices.Clone(rules)
-	for i := range rules {
-		rules[i].DeviceFilter = nil
-	}
-	return rules
-}
-
 func (m machine) has(devices map[string]int) bool { return len(m.lacks(devices)) == 0 }
 
 // lacks are the devices that the machine's model does not have, sorted; none if its labels do not say.

@@ -5,6 +5,7 @@
 package migrate
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -17,6 +18,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/devices"
+	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/features"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/config/catalog"
 	"github.com/gpuslice/gpuslice/config/sanitize"
@@ -229,7 +231,7 @@ func (j *judge) broken(s Sources, named map[string]bool) {
 	}
 }
 
-// plugins judges configs of the device plugin: what is wrong in them, and where no policy names their ConfigMap.
+// plugins names the mistakes of the device plugin's configs, and judges their ConfigMaps where no policy names any.
 func (j *judge) plugins(s Sources) {
 	keys := map[string][]string{} // by the ConfigMap
 	for _, c := range s.Plugins {
@@ -447,8 +449,9 @@ func (j *judge) nodes(nodes []corev1.Node, pods []corev1.Pod, files bool) {
 	at := rows{}
 	for _, n := range nodes {
 		note := func(v Verdict, format string, args ...any) { at.note(v, n.Name, format, args...) }
+		here := podsOf(n.Name, pods)
 		j.request(n, files, note)
-		j.goes(n, podsOf(n.Name, pods), note)
+		j.goes(n, here, note)
 		switch state := n.Labels[config.LabelMIGConfigState]; state {
 		case "", string(config.StateSuccess):
 		default:
@@ -477,8 +480,10 @@ func (j *judge) request(n corev1.Node, files bool, note func(Verdict, string, ..
 		note(Change, "%s=%s: %s", config.LabelMIGConfig, name, devices.Refused(rules, nil))
 	case there:
 		j.positions(n, name, rules, note)
+	case j.mistaken(name) != "":
+		note(Change, "%s=%s: %s", config.LabelMIGConfig, name, j.mistaken(name))
 	case strings.HasPrefix(name, catalog.GeneratedPrefix):
-		note(Taken, "%s=%s", config.LabelMIGConfig, name)
+		j.generated(n, name, note)
 	case len(j.unread) > 0:
 		note(Change, "%s=%s is in no file that could be read, and not all could, for what is wrong in any of their configs: mend them first (%s), and run this again",
 			config.LabelMIGConfig, name, sanitize.Listed(j.unread))
@@ -489,16 +494,46 @@ func (j *judge) request(n corev1.Node, files bool, note func(Verdict, string, ..
 	}
 }
 
+// mistaken says what a name that no file has is in place of a MIG config; empty for none that is known.
+func (j *judge) mistaken(name string) string {
+	_, notDevice := catalog.DeviceName(attribute.ReplaceAllString(name, "$1+$2"))
+	switch {
+	case slices.Contains([]config.MIGStrategy{config.MIGStrategyNone, config.MIGStrategySingle, config.MIGStrategyMixed}, config.MIGStrategy(name)):
+		return fmt.Sprintf("%s is a MIG strategy, which the device plugin has, and no MIG config: name a config, as all-balanced, or remove the label", name)
+	case notDevice == nil:
+		return fmt.Sprintf("%s is a MIG device, and no MIG config: %s%s is the config that fills GPUs with it", name, catalog.GeneratedPrefix, name)
+	case slices.Contains(j.keys, name):
+		return fmt.Sprintf("%s is a config of the device plugin, and no MIG config: set the label %s to it, and remove this one", name, config.LabelDevicePluginConfig)
+	default:
+		return ""
+	}
+}
+
+// generated judges a name that agents make configs of, by what the labels say of the GPUs.
+func (j *judge) generated(n corev1.Node, name string, note func(Verdict, string, ...any)) {
+	m := machineOf(n.Labels, []string{deviceOf(name)})
+	if _, made := m.made(name); !made && m.cut {
+		note(Change, "%s=%s: the agent makes no config of that name of the node's GPUs (%s), and says UnknownConfig: change the label", config.LabelMIGConfig, name,
+			cmp.Or(sanitize.Cut(n.Labels[features.LabelProduct], 63), "by their labels"))
+		return
+	}
+	note(Taken, "%s=%s", config.LabelMIGConfig, name)
+}
+
 // positions judges a config that is there by the GPUs that it names: mig-parted passes over those that a node does not have, and so does the agent.
 func (j *judge) positions(n corev1.Node, name string, rules catalog.MIGConfig, note func(Verdict, string, ...any)) {
 	m := machineOf(n.Labels, nil)
 	here := m.rules(rules)
-	rules = withoutFilters(here)
+	rules = here
 	generated := strings.HasPrefix(name, catalog.GeneratedPrefix) // what else there is to say of it, sameNames says
 	missing := catalog.Merge(nil, map[string]catalog.MIGConfig{name: rules}).MissingPositions(name, m.gpus)
 	lacks := m.lacksOf(here)
 	switch {
 	case generated && (!hasPositions(rules) || m.counted && (len(missing) == 0 || m.namesNone(rules))):
+	case filtered(here) && generated:
+	case filtered(here):
+		note(Change, "%s=%s has a device-filter, and no label shows the PCI device ids of the GPUs: see whether a rule is about them by %s with -f THIS-FILE. If none is, the agent refuses the config; mig-parted does nothing and says success",
+			config.LabelMIGConfig, name, offline(name))
 	case len(here) == 0:
 		note(Change, "%s=%s has no rule for GPUs of the node's model: mig-parted does nothing and says success, where the agent refuses the config; add a rule, or change the label",
 			config.LabelMIGConfig, name)

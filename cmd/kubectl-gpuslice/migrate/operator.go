@@ -3,11 +3,13 @@ package migrate
 import (
 	"maps"
 	"slices"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/taints"
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/catalog"
 	"github.com/gpuslice/gpuslice/config/sanitize"
 )
 
@@ -51,6 +53,8 @@ func (j *judge) pluginLabels() {
 			case j.byClaims:
 				at.note(Change, n.Name, "%s=%s: nothing reads it where NVIDIA's DRA driver gives out the GPUs, and the agent refuses it (%s): remove the label; "+
 					"a claim's own config shares its device", config.LabelDevicePluginConfig, key, config.ReasonImpossibleSharing)
+			case !slices.Contains(keys, key) && j.isMIGConfig(key):
+				at.note(Change, n.Name, "%s=%s: %s is a MIG config, and no config of the device plugin: set the label %s to it, and remove this one", config.LabelDevicePluginConfig, key, key, config.LabelMIGConfig)
 			case known && !slices.Contains(keys, key):
 				at.note(Change, n.Name, "%s=%s, and the ConfigMap of the device plugin's configs has no such key, but %s: NVIDIA's config manager does not start the plugin there; "+
 					"add the key, or change the label", config.LabelDevicePluginConfig, key, sanitize.Listed(orNone(keys)))
@@ -64,6 +68,13 @@ func (j *judge) pluginLabels() {
 		}
 	}
 	j.sayRows("Nodes", at)
+}
+
+// isMIGConfig reports whether a name is that of a MIG config: of one that was read, or of one that agents make.
+func (j *judge) isMIGConfig(name string) bool {
+	_, there := j.configs[name]
+	_, notDevice := catalog.DeviceName(deviceOf(name))
+	return there || slices.Contains([]string{"all-disabled", "all-enabled", "all-balanced"}, name) || strings.HasPrefix(name, catalog.GeneratedPrefix) && notDevice == nil
 }
 
 // The overlays for use with the GPU Operator, and how to recognize OpenShift: NVIDIA's names for its catalog, and a label of its nodes.

@@ -66,7 +66,11 @@ func compared(name string, yours catalog.MIGConfig, labels map[string]string) (V
 		return Change, fmt.Sprintf("%s names %s, which by its labels this model does not have: the agent refuses that, where mig-manager empties the GPUs and says success; change the label",
 			name, sanitize.Listed(lacks))
 	}
-	asked, err := m.asks(name, withoutFilters(here))
+	if filtered(here) {
+		return Change, fmt.Sprintf("%s has a device-filter, and no label shows the PCI device ids of the GPUs: compare it with the agent's own of that name by %s, without and with -f THIS-FILE. "+
+			"Copied, it wins; the agent refuses it where no rule is about a GPU", name, offline(name))
+	}
+	asked, err := m.asks(name, here)
 	if err != nil {
 		return Change, fmt.Sprintf("%s: the agent would refuse it, even copied: %s", name, sanitize.Message(err.Error(), sanitize.Longest/2))
 	}
@@ -75,11 +79,8 @@ func compared(name string, yours catalog.MIGConfig, labels map[string]string) (V
 		return Change, fmt.Sprintf("%s gives %s, and the agent makes none of that name of these GPUs: %s; else the agent says UnknownConfig", name, says, copyIt)
 	}
 	ours, err := m.asks(name, own)
-	switch {
-	case err == nil && reflect.DeepEqual(asked, ours):
+	if err == nil && reflect.DeepEqual(asked, ours) {
 		return Taken, fmt.Sprintf("%s gives %s, as the agent's own of that name does: copy it or not", name, says)
-	case err == nil && m.oneOfFilteredGives(name, here, ours):
-		return Taken, fmt.Sprintf("%s gives %s, as the agent's own of that name does, where the device-filter of that rule is about the GPUs: copy it or not", name, describe(ours, m))
 	}
 	return Change, fmt.Sprintf("%s gives %s, and the agent's own of that name %s: %s; else the agent's own counts, and the GPUs are cut again",
 		name, says, describe(ours, m), copyIt)
@@ -88,8 +89,8 @@ func compared(name string, yours catalog.MIGConfig, labels map[string]string) (V
 // uncompared says how to compare a config with the agent's own of that name, where migrate does not know how the GPUs can be cut.
 func uncompared(name string, labels map[string]string, copyIt string) string {
 	if labelled(labels) {
-		return fmt.Sprintf("compare %s with the agent's own of that name by gpuslice-agent plan --offline --mig-config %s on the node, since migrate does not know how a GPU of this model can be cut (%s); %s",
-			name, name, sanitize.Cut(labels[features.LabelProduct], 63), copyIt)
+		return fmt.Sprintf("compare %s with the agent's own of that name by %s, since migrate does not know how a GPU of this model can be cut (%s); %s",
+			name, offline(name), sanitize.Cut(labels[features.LabelProduct], 63), copyIt)
 	}
 	return fmt.Sprintf("%s may be other than the agent's own of that name: to compare them the labels %s are needed; %s", name, neededLabels, copyIt)
 }
@@ -102,13 +103,14 @@ func labelled(labels map[string]string) bool {
 
 const neededLabels = "nvidia.com/gpu.product, gpu.count and gpu.memory of GPU feature discovery, of whole GPUs,"
 
-// oneOfFilteredGives reports whether rules differ by their device filters, which labels do not show, and one of them gives the requested devices.
-func (m machine) oneOfFilteredGives(name string, rules catalog.MIGConfig, want map[nvml.UUID]nvml.Request) bool {
-	return len(rules) > 1 && !slices.ContainsFunc(rules, func(r catalog.MIGRule) bool { return len(r.DeviceFilter) == 0 }) &&
-		slices.ContainsFunc(rules, func(r catalog.MIGRule) bool {
-			asked, err := m.asks(name, withoutFilters(catalog.MIGConfig{r}))
-			return err == nil && reflect.DeepEqual(asked, want)
-		})
+// offline is how a user sees on the node what a config asks of its GPUs, where labels do not say it.
+func offline(name string) string {
+	return "gpuslice-agent plan --offline --mig-config " + name + " on the node"
+}
+
+// filtered reports whether a rule has a device filter. A filter goes by PCI device ids, which no label has.
+func filtered(rules catalog.MIGConfig) bool {
+	return slices.ContainsFunc(rules, func(r catalog.MIGRule) bool { return len(r.DeviceFilter) > 0 })
 }
 
 // isOfForm reports whether a config is as agents make it under that name, but for counts, which depend on the GPUs.
