@@ -388,7 +388,7 @@ func (m *migration) nodes(ctx context.Context, client kube.Interface) error {
 func (m *migration) node(n corev1.Node) {
 	if Concerns(n) {
 		m.Nodes = append(m.Nodes, corev1.Node{
-			ObjectMeta: metav1.ObjectMeta{Name: n.Name, Labels: n.Labels},
+			ObjectMeta: metav1.ObjectMeta{Name: n.Name, Labels: n.Labels, Annotations: annotationsOfRivals(n.Annotations)},
 			Spec:       corev1.NodeSpec{Taints: n.Spec.Taints}, Status: corev1.NodeStatus{Allocatable: n.Status.Allocatable},
 		})
 	}

@@ -451,7 +451,9 @@ func (j *judge) nodes(nodes []corev1.Node, pods []corev1.Pod, files bool) {
 		note := func(v Verdict, format string, args ...any) { at.note(v, n.Name, format, args...) }
 		here := podsOf(n.Name, pods)
 		j.request(n, files, note)
-		j.goes(n, here, note)
+		if !j.rivals(n, here, note) { // what a rival offers does not say how the GPUs are cut
+			j.goes(n, here, note)
+		}
 		switch state := n.Labels[config.LabelMIGConfigState]; state {
 		case "", string(config.StateSuccess):
 		default:
@@ -572,8 +574,11 @@ func (p Policy) ConfigMaps() (names []string) {
 	return names
 }
 
-// Concerns reports whether a node has a GPU, by the labels of node and GPU feature discovery, or a label of mig-manager.
+// Concerns reports whether a node has a GPU, by the labels of node and GPU feature discovery, a label of mig-manager, or another program that divides GPUs.
 func Concerns(n corev1.Node) bool {
+	if slices.ContainsFunc(rivals, func(r rival) bool { return r.sign(n, nil) != "" }) {
+		return true
+	}
 	for key, value := range n.Labels {
 		gpu := slices.Contains([]string{
 			"nvidia.com/gpu.present", "feature.node.kubernetes.io/pci-10de.present", "feature.node.kubernetes.io/pci-0302_10de.present",
