@@ -195,6 +195,9 @@ func renders(o *cluster.Options, r *rendering, name, what string, check func() e
 			if _, err := cmd.OutOrStdout().Write(text); err != nil {
 				return err
 			}
+			for _, g := range given {
+				left = append(left, g.Doubts...)
+			}
 			for _, line := range left {
 				if _, err := fmt.Fprintln(cmd.ErrOrStderr(), sanitize.Lines(line)); err != nil {
 					return err

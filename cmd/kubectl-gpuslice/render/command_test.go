@@ -3,6 +3,7 @@ package render
 import (
 	"bytes"
 	"flag"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -280,5 +281,31 @@ func TestRenderLeavesOutNodesThatCannotBeComputed(t *testing.T) {
 	only := slices.DeleteFunc(all, func(n any) bool { return n.(map[string]any)["metadata"].(map[string]any)["name"] != "c" }) //nolint:errcheck // made above
 	if said, _, err := run(only...); err == nil || !strings.Contains(err.Error(), "all-1g.5gb is not in the files") {
 		t.Errorf("of that node alone: error %v, it says\n%s", err, said)
+	}
+}
+
+// The objects are written, since a table may be older than a model: what it says stands next to them.
+func TestRenderWarnsOfWhatAModelDoesNotHold(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "configs.yaml")
+	text := "version: v1\nmig-configs:\n  big: [{devices: all, mig-enabled: true, mig-devices: {4g.40gb: 1}}]\n  many: [{devices: [0], mig-enabled: true, mig-devices: {1g.10gb: 8}}]\n"
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	const refuse = ": agents refuse it there, and the objects promise what such nodes do not offer\n"
+	for pool, want := range map[string]string{
+		"big=1x8:NVIDIA-A30":                     "big: by NVIDIA's tables NVIDIA-A30 has no 4g.40gb" + refuse,
+		"big=1x8:NVIDIA-A100-SXM4-80GB":          "",
+		"big=1x8":                                "",
+		"many=1x1:NVIDIA H100 80GB HBM3":         "many: by NVIDIA's tables NVIDIA H100 80GB HBM3 holds at most 7 of 1g.10gb" + refuse,
+		"many=1x1:NVIDIA-Something-of-next-year": "",
+	} {
+		var out, left strings.Builder
+		c := (&cluster.Options{}).Root(Command)
+		c.SetOut(&out)
+		c.SetErr(&left)
+		c.SetArgs([]string{"render", "quota", "--to", "team", "-f", file, "--pool", pool})
+		if err := c.ExecuteContext(t.Context()); err != nil || left.String() != want || !strings.Contains(out.String(), "kind: ResourceQuota") {
+			t.Errorf("%s: error %v, it says %q, want %q\n%s", pool, err, left.String(), want, out.String())
+		}
 	}
 }

@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/gpuslice/gpuslice/agent/state/capacity"
+	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/features"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/config/catalog"
 	"github.com/gpuslice/gpuslice/config/check"
@@ -90,7 +91,8 @@ type Given struct {
 	Pools       []Pool
 	Labels      map[string]string // that all nodes of the pool have, and no others
 	Taints      []corev1.Taint
-	Offers      []Offer // by resource
+	Offers      []Offer  // by resource
+	Doubts      []string // why nodes may refuse the config, by NVIDIA's tables of their model
 }
 
 // Left is a pool with a config or profile that cannot be computed, and why.
@@ -111,7 +113,7 @@ func Resolve(from Sources, pools []Pool) (out []Given, left []Left) {
 			left = append(left, Left{p, err})
 			continue
 		}
-		offers, err := from.offers(p)
+		offers, doubt, err := from.offers(p)
 		if err != nil {
 			left = append(left, Left{p, fmt.Errorf("pool %s: %w", p.Name, err)})
 			continue
@@ -121,6 +123,9 @@ func Resolve(from Sources, pools []Pool) (out []Given, left []Left) {
 		}
 		out[i].Pools = append(out[i].Pools, p)
 		out[i].Offers = added(out[i].Offers, offers)
+		if doubt != "" && !slices.Contains(out[i].Doubts, doubt) {
+			out[i].Doubts = append(out[i].Doubts, doubt)
+		}
 	}
 	return out, left
 }
@@ -160,8 +165,8 @@ func objectName(value string) string {
 // badDots are dots beside a sign that no part of a name begins or ends with.
 var badDots = regexp.MustCompile(`[.-]*\.[.-]+|-+\.`)
 
-// offers is what one pool advertises.
-func (from Sources) offers(p Pool) ([]Offer, error) {
+// offers is what one pool advertises. The doubt says why its nodes may refuse that.
+func (from Sources) offers(p Pool) (out []Offer, doubt string, err error) {
 	gpus := make([]nvml.GPU, p.GPUs)
 	for i := range gpus {
 		gpus[i] = nvml.GPU{UUID: nvml.UUID(strconv.Itoa(i)), Index: i, Model: dashed(p.Model), Capable: true, ComputeCapability: newest}
@@ -174,14 +179,14 @@ func (from Sources) offers(p Pool) ([]Offer, error) {
 	}
 	requests, err := configs.ProfileRequests(p.Name, gpus)
 	if none, ok := errors.AsType[*catalog.NoSelectedGPUError](err); ok && p.Model == "" {
-		return nil, fmt.Errorf("the profile is about %s: name the model of its GPUs, like %s=%dx%d:NVIDIA-A100-SXM4-80GB",
+		return nil, "", fmt.Errorf("the profile is about %s: name the model of its GPUs, like %s=%dx%d:NVIDIA-A100-SXM4-80GB",
 			sanitize.Listed(none.Selectors), p.Name, p.Nodes, p.GPUs)
 	}
 	if err != nil {
-		return nil, err
+		return nil, "", err
 	}
 	if err := bounded(requests); err != nil {
-		return nil, err
+		return nil, "", err
 	}
 	after := slices.Clone(gpus)
 	for i, gpu := range gpus {
@@ -197,20 +202,31 @@ func (from Sources) offers(p Pool) ([]Offer, error) {
 	switch {
 	case from.DRA:
 		if err := takenByDRA(after, sharing); err != nil {
-			return nil, err
+			return nil, "", err
 		}
 		strategy = config.MIGStrategyMixed
 	case strategy == "":
 		strategy = catalog.FittingStrategy(after, config.MIGStrategyMixed, sharing.Strategy == catalog.SharingMPS)
 	}
 	if err := catalog.CheckStrategy(after, strategy); err != nil {
-		return nil, err
+		return nil, "", err
 	}
 	expected := capacity.Expected(after, strategy)
 	if err := catalog.CheckSharing(after, strategy, sharing, slices.Collect(maps.Keys(expected))); err != nil {
-		return nil, err
+		return nil, "", err
 	}
-	return offered(p, after, expected, sharing), nil
+	return offered(p, after, expected, sharing), doubtOf(p, requests), nil
+}
+
+// doubtOf says why the pool's model may refuse what is requested of it; empty if it does not, or if the model is not known.
+func doubtOf(p Pool, requests map[nvml.UUID]nvml.Request) string {
+	shape := features.GPUs{Model: dashed(p.Model)}.Shape()
+	for _, gpu := range slices.Sorted(maps.Keys(requests)) {
+		if why := shape.Refuses(requests[gpu].Devices); why != "" {
+			return fmt.Sprintf("%s: by NVIDIA's tables %s %s: agents refuse it there, and the objects promise what such nodes do not offer", sanitize.Cut(p.Name, longestName), sanitize.Cut(p.Model, longestName), why)
+		}
+	}
+	return ""
 }
 
 // bounded refuses requests for more slices than any GPU holds.

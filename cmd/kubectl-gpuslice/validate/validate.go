@@ -18,6 +18,7 @@ import (
 	"github.com/gpuslice/gpuslice/cmd/internal/kinds"
 	"github.com/gpuslice/gpuslice/cmd/internal/manifest"
 	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/cluster"
+	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/features"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/config/catalog"
 	"github.com/gpuslice/gpuslice/config/check"
@@ -295,6 +296,44 @@ func (c *fileCheck) piece(p manifest.Piece) {
 			found = string(p.Format)
 		}
 		c.report(p.At, found, manifest.AddPlaces(p, err))
+		if err == nil {
+			c.warn(p)
+		}
+	}
+}
+
+// warn names what no model that is known holds: the agent of each node would refuse it, and mig-parted fails there.
+func (c *fileCheck) warn(p manifest.Piece) {
+	type named struct {
+		what  string
+		rules catalog.MIGConfig
+	}
+	var all []named
+	switch p.Format {
+	case manifest.MIGConfigs:
+		configs, _ := migparted.Parse(p.Text)
+		for _, name := range slices.Sorted(maps.Keys(configs)) {
+			all = append(all, named{fmt.Sprintf("config %q, rule", name), configs[name]})
+		}
+	case manifest.Profiles:
+		profiles, _ := catalog.ParseProfiles(p.Text)
+		for _, name := range slices.Sorted(maps.Keys(profiles)) {
+			all = append(all, named{fmt.Sprintf("profile %q, mig entry", name), profiles[name].MIG})
+		}
+	case manifest.Maintenance, manifest.Settings, manifest.PluginConfig, manifest.Object:
+	}
+	for _, of := range all {
+		for i, rule := range of.rules {
+			why := features.AllRefuse(rule.Devices, rule.Models)
+			if why == "" {
+				continue
+			}
+			if c.mistakes++; c.mistakes > maxMistakes {
+				c.out.Printf("  and more\n")
+				return
+			}
+			c.out.Printf("  %s\n", sanitize.Cut(fmt.Sprintf("warning: %s %d: by NVIDIA's tables %s", of.what, i+1, why), longestLine))
+		}
 	}
 }
 
