@@ -28,7 +28,8 @@ var Needs = map[string]string{
 	KueueVersion:           "Kueue 0.15 or newer",
 	HardwareProfileVersion: "OpenShift AI 3.0 or newer",
 	ResourceVersion:        "Kubernetes 1.34 or newer; extendedResourceName takes effect from 1.36 on",
-	KueueConfigVersion:     "Kueue 0.19 or newer; merge this into controller_manager_config.yaml of its ConfigMap kueue-manager-config, and restart Kueue",
+	KueueConfigVersion: "Kueue 0.19 or newer; merge this into controller_manager_config.yaml of its ConfigMap kueue-manager-config, and restart Kueue. " +
+		"On OpenShift the Kueue Operator writes that ConfigMap: merge the resources below spec.config of its Kueue cluster (kueue.openshift.io/v1)",
 }
 
 // The kinds.
