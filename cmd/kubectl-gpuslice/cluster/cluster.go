@@ -4,7 +4,9 @@ package cluster
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 
@@ -13,7 +15,9 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 
+	"github.com/gpuslice/gpuslice/cmd/internal/manifest"
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/sanitize"
 	"github.com/gpuslice/gpuslice/drain/kube"
 )
 
@@ -71,7 +75,7 @@ func (o *Options) Client() (kube.Interface, error) {
 func (o *Options) Config() (*rest.Config, error) {
 	c, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(o.loading, &o.overrides).ClientConfig()
 	if err != nil {
-		return nil, fmt.Errorf("finding the API server: %w", cmp.Or(missingFiles(o.loading), err)) // a missing file is why the loader knows no cluster
+		return nil, fmt.Errorf("finding the API server: %w", cmp.Or(wrongFiles(o.loading), err))
 	}
 	return kube.Config(c, fieldManager, o.Version), nil
 }
@@ -96,16 +100,49 @@ func (a *AgentSettings) Load(o *Options) (config.Settings, error) {
 	return settings.Beside(cmp.Or(o.overrides.Context.Namespace, "gpuslice")), nil
 }
 
-// missingFiles names the files of the environment's KUBECONFIG, if none of them is there: the loader passes over them, and then knows no cluster.
-func missingFiles(rules *clientcmd.ClientConfigLoadingRules) error {
-	list := os.Getenv(clientcmd.RecommendedConfigPathEnvVar)
-	if rules.ExplicitPath != "" || list == "" {
-		return nil
+// wrongFiles says what is wrong with the user's kubeconfigs, if none of them names a cluster. The loader passes over missing files, and of others it has a
+// decoder's words.
+func wrongFiles(rules *clientcmd.ClientConfigLoadingRules) error {
+	by, files := clientcmd.RecommendedConfigPathEnvVar, filepath.SplitList(os.Getenv(clientcmd.RecommendedConfigPathEnvVar))
+	switch {
+	case rules.ExplicitPath != "":
+		by, files = "--"+clientcmd.RecommendedConfigPathFlag, []string{rules.ExplicitPath}
+	case len(files) == 0:
+		if _, err := os.Stat(clientcmd.RecommendedHomeFile); err != nil {
+			return fmt.Errorf("there is no kubeconfig: name one by --%s or %s", clientcmd.RecommendedConfigPathFlag, by)
+		}
+		by, files = "kubectl's default", []string{clientcmd.RecommendedHomeFile}
 	}
-	for _, file := range filepath.SplitList(list) {
-		if _, err := os.Stat(file); err == nil { //nolint:gosec // the user's own environment names it
+	var wrong []string
+	for _, file := range files {
+		why := wrongFile(file)
+		if why == "" {
 			return nil
 		}
+		wrong = append(wrong, sanitize.Text(file)+", "+why)
 	}
-	return fmt.Errorf("%s names %s, which is not there", clientcmd.RecommendedConfigPathEnvVar, list)
+	return fmt.Errorf("%s names %s", by, sanitize.Listed(wrong))
+}
+
+// wrongFile says why a file is no kubeconfig that names a cluster; empty if it does.
+func wrongFile(file string) string {
+	info, err := os.Stat(file) //nolint:gosec // the user's own environment names it
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return "which is not there"
+	case err == nil && info.IsDir():
+		return "which is a folder"
+	}
+	text, err := manifest.ReadFile(file, nil)
+	if err != nil {
+		return "which cannot be read: " + err.Error()
+	}
+	top, err := manifest.Mapping(text)
+	if err != nil {
+		return "which is no kubeconfig: " + sanitize.Message(err.Error(), sanitize.Longest/2)
+	}
+	if all, _ := top["clusters"].([]any); len(all) == 0 {
+		return "which names no cluster"
+	}
+	return ""
 }

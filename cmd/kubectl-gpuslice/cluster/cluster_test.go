@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -8,12 +9,59 @@ import (
 	"github.com/spf13/pflag"
 )
 
-func TestAKubeconfigThatIsNotThereIsNamed(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "config")
-	t.Setenv("KUBECONFIG", file)
-	var o Options
-	o.bind(pflag.NewFlagSet("", pflag.ContinueOnError))
-	if _, err := o.Client(); err == nil || !strings.Contains(err.Error(), "KUBECONFIG names "+file+", which is not there") {
-		t.Errorf("error is %v", err)
+// A kubeconfig that names no cluster is named, with what is wrong with it, in no decoder's words.
+func TestAKubeconfigThatNamesNoClusterIsNamed(t *testing.T) {
+	const clusters = "apiVersion: v1\nkind: Config\nclusters: [{name: a, cluster: {server: 'https://127.0.0.1:1'}}]\n"
+	for name, row := range map[string]struct {
+		texts []string // of the files; "none" for one that is not there, "folder" for a folder
+		want  string   // of the error, without the folder of the files
+	}{
+		"one that is not there":                {[]string{"none"}, "names config0, which is not there"},
+		"none that is there":                   {[]string{"none", "none"}, "names config0, which is not there; config1, which is not there"},
+		"nonsense":                             {[]string{"a: ["}, "names config0, which is no kubeconfig: reading YAML: line 1: did not find expected node content"},
+		"text":                                 {[]string{"hello"}, "names config0, which is no kubeconfig: this is text, not a mapping of fields to values"},
+		"an empty one":                         {[]string{""}, "names config0, which names no cluster"},
+		"one of another kind":                  {[]string{"kind: Pod\n"}, "names config0, which names no cluster"},
+		"a folder":                             {[]string{"folder"}, "names config0, which is a folder"},
+		"several":                              {[]string{"none", "", "folder"}, "names config0, which is not there; config1, which names no cluster; config2, which is a folder"},
+		"a context that is not there":          {[]string{clusters + "current-context: b\n"}, "context was not found for specified context: b"},
+		"nonsense, next to one with a context": {[]string{clusters + "contexts: [{name: c, context: {cluster: a}}]\ncurrent-context: c\n", "a: ["}, "error loading config file"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir() + string(filepath.Separator)
+			var files []string
+			for i, text := range row.texts {
+				file := dir + "config" + string(rune('0'+i))
+				files = append(files, file)
+				var err error
+				switch text {
+				case "none":
+				case "folder":
+					err = os.Mkdir(file, 0o700)
+				default:
+					err = os.WriteFile(file, []byte(text), 0o600)
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+			}
+			t.Setenv("KUBECONFIG", strings.Join(files, string(filepath.ListSeparator)))
+			of := map[string]string{"KUBECONFIG ": ""}
+			if len(files) == 1 {
+				of["--kubeconfig "] = files[0]
+			}
+			for by, flag := range of {
+				var o Options
+				o.bind(pflag.NewFlagSet("", pflag.ContinueOnError))
+				o.loading.ExplicitPath = flag
+				want := row.want
+				if strings.HasPrefix(want, "names ") {
+					want = by + want
+				}
+				if _, err := o.Client(); err == nil || !strings.Contains(strings.ReplaceAll(err.Error(), dir, ""), want) {
+					t.Errorf("error is %v, want %s", err, want)
+				}
+			}
+		})
 	}
 }
