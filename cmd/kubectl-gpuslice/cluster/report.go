@@ -14,7 +14,7 @@ import (
 	"github.com/gpuslice/gpuslice/config/sanitize"
 )
 
-// LongestWord bounds the characters of a phase or reason. The longest have some 20.
+// LongestWord bounds the characters of a phase or reason; the longest have some 20. It bounds a hold's text too, which the node's condition has as a whole.
 const LongestWord = 64
 
 // Report is the status and the condition that the agent has written on its node.

@@ -6,6 +6,7 @@ import (
 	"github.com/gpuslice/gpuslice/cmd/internal/cli"
 	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/cluster"
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/sanitize"
 )
 
 // Hold is the command.
@@ -29,7 +30,7 @@ func Hold(o *cluster.Options) *cobra.Command {
 				return err
 			}
 			out := &cli.Printer{W: cmd.OutOrStdout()}
-			value, said := &reason, "held: "+reason
+			value, said := &reason, "held: "+sanitize.Message(reason, cluster.LongestWord)
 			if release {
 				value, said = nil, "released"
 			}

@@ -1,6 +1,7 @@
 package rollout
 
 import (
+	"strings"
 	"testing"
 
 	"github.com/gpuslice/gpuslice/config"
@@ -30,6 +31,12 @@ gpu-2  released
 			if why, held := w.Node(name).Annotations[config.AnnotationHold]; held {
 				t.Errorf("%s is still held: %s", name, why)
 			}
+		}
+		long := strings.Repeat("x", 400)
+		w.Start("hold", "gpu-1", "--reason", long)
+		w.Is("\ngpu-1  held: "+strings.Repeat("x", 63)+"…\n", 0)
+		if why := w.Node("gpu-1").Annotations[config.AnnotationHold]; why != long {
+			t.Errorf("the annotation is %q", why)
 		}
 		w.Start("hold", "gpu-1", "--release", "--reason", "none")
 		if said, code := w.Ended(); code != 1 {

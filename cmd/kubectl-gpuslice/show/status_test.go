@@ -29,14 +29,14 @@ func TestStatusShowsANodePerLine(t *testing.T) {
 			s.Desired, s.Label = "all-1g.10gb"+api.DesiredSeparator+"slices", config.LabelMIGConfig
 			s.Next = time.Date(2000, 1, 1, 22, 0, 0, 0, time.UTC)
 			agenttest.Says(n, s, "waiting")
-			n.Annotations[config.AnnotationHold] = "audit"
+			n.Annotations[config.AnnotationHold] = "audit " + strings.Repeat("x", 400)
 		})
 		<-time.After(3 * time.Minute)
 		w.Start("status")
 		w.Is(`
 NODE    ASKED FOR              PHASE      REASON            SINCE   CAPACITY                                 BLOCKERS
 gpu-1   research               Idle       Converged         3m      nvidia.com/gpu 24 = 8 x 3 time-slicing
-gpu-2   all-1g.10gb + slices   Draining   EvictionBlocked   3m                                               held: audit; begins at 2000-01-01 22:00:00Z; team/a: PDB team/a; team/b: PDB team/b; and 2 others
+gpu-2   all-1g.10gb + slices   Draining   EvictionBlocked   3m                                               held: audit `+strings.Repeat("x", 57)+`…; begins at 2000-01-01 22:00:00Z; team/a: PDB team/a; team/b: PDB team/b; and 2 others
 `, 0)
 		w.Start("status", "-l", "pool=none")
 		w.Is(`

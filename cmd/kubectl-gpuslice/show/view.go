@@ -16,8 +16,6 @@ import (
 )
 
 const (
-	// longestHold bounds the characters of the hold's text in a table.
-	longestHold = 256
 	// mostGPUs, mostInstances and mostSlices bound what the command draws of a status, which any user who can write the node can write. No
 	// machine has more.
 	mostGPUs      = 64
@@ -102,7 +100,7 @@ func viewOf(n *corev1.Node, now time.Time) nodeView {
 		v.Since = s.Since.UTC()
 	}
 	if why, held := n.Annotations[config.AnnotationHold]; held {
-		why = sanitize.Message(why, longestHold)
+		why = sanitize.Message(why, cluster.LongestWord)
 		v.Held = &why
 	}
 	for _, c := range n.Status.Conditions {
