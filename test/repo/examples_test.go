@@ -40,6 +40,21 @@ func configMap(t *testing.T, path ...string) corev1.ConfigMap {
 	return m
 }
 
+// An example runs on what deploy/base installs, next to NVIDIA's plain DaemonSet of its device plugin, or says first what it needs. agent/decide tries the profiles.
+func TestEachExampleSaysFirstWhatItNeeds(t *testing.T) {
+	onBase := []string{"configmap-maintenance.yaml"} // of what the agent alone reads
+	files, err := os.ReadDir(filepath.Join("..", "..", "deploy", "examples"))
+	if err != nil || len(files) == 0 {
+		t.Fatalf("%d examples, error %v", len(files), err)
+	}
+	for _, file := range files {
+		first, _, _ := strings.Cut(read(t, "deploy/examples/"+file.Name()), "\n")
+		if strings.HasPrefix(first, "# Needs ") == slices.Contains(onBase, file.Name()) {
+			t.Errorf("%s begins %q; want # Needs …, unless it runs on deploy/base", file.Name(), first)
+		}
+	}
+}
+
 // exampleProfiles reads a ConfigMap of profiles that is there to be copied.
 func exampleProfiles(t *testing.T, file string) map[string]catalog.Profile {
 	t.Helper()

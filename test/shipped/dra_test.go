@@ -5,6 +5,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -68,10 +70,38 @@ func TestKueueReadsTheConfigThatIsRendered(t *testing.T) {
 	}
 }
 
-func TestAnAPIServerTakesTheExampleOfClaims(t *testing.T) {
+// An API server takes each example by the command that its head has, but for those of kinds that others bring.
+func TestAnAPIServerTakesTheExamples(t *testing.T) {
 	c := clustertest.Start(t)
-	if out, err := kubectl(t, c, "create", "--dry-run=server", "--validate=strict", "-n", "default", "-f", filepath.Join("..", "..", "deploy", "examples", "dra.yaml")); err != nil || strings.Count(out, "\n") != 15 {
-		t.Errorf("error %v\n%s", err, out)
+	for _, namespace := range []string{"gpuslice", "demo", "team"} {
+		if out, err := kubectl(t, c, "create", "namespace", namespace); err != nil && !strings.Contains(out, "already exists") {
+			t.Fatalf("error %v\n%s", err, out)
+		}
+	}
+	files, err := filepath.Glob(filepath.Join("..", "..", "deploy", "examples", "*.yaml"))
+	if err != nil || len(files) == 0 {
+		t.Fatalf("%d examples, error %v", len(files), err)
+	}
+	foreign := []string{"clusterpolicy.yaml", "clusterpolicy-configs.yaml", "karpenter.yaml", "machineset.yaml"}
+	objects := map[string]int{"dra.yaml": 15}
+	for _, file := range files {
+		name := filepath.Base(file)
+		if slices.Contains(foreign, name) {
+			continue
+		}
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		found := regexp.MustCompile(`(?m)^#   kubectl ((?:-n [a-z]+ )?apply .*)deploy/examples/` + name + "$").FindSubmatch(text)
+		if found == nil {
+			t.Errorf("%s has no command that applies it", name)
+			continue
+		}
+		args := append(strings.Fields(string(found[1])), file, "--dry-run=server", "--validate=strict")
+		if out, err := kubectl(t, c, args...); err != nil || strings.Count(out, "\n") != max(1, objects[name]) {
+			t.Errorf("kubectl %s: error %v\n%s", strings.Join(args, " "), err, out)
+		}
 	}
 }
 

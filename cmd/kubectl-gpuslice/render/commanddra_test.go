@@ -31,7 +31,7 @@ func TestRenderWritesWhatNVIDIAsDRADriverNeeds(t *testing.T) {
 }
 
 // exampleHead begins deploy/examples/dra.yaml, whose templates go into the namespace that kubectl is given.
-const exampleHead = "# DeviceClasses and templates of claims for the MIG devices of an H100 of 80 GB, on nodes of NVIDIA's DRA driver (deploy/DRA.md):\n" +
+const exampleHead = "# Needs NVIDIA's DRA driver on the nodes (deploy/DRA.md). DeviceClasses and templates of claims for the MIG devices of an H100 of 80 GB:\n" +
 	"#\n#   kubectl apply -n team -f deploy/examples/dra.yaml\n#\n# kubectl gpuslice render dra writes those of your profiles.\n"
 
 func TestTheExampleIsWhatRenderWrites(t *testing.T) {
