@@ -5,6 +5,7 @@ package manifest
 import (
 	"bytes"
 	"cmp"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -14,6 +15,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"reflect"
 	"regexp"
 	"slices"
 	"strconv"
@@ -254,7 +256,7 @@ func (r *Reader) configMap(name string, d section, steps []string, top map[strin
 		err = yaml.UnmarshalStrict(text, &m)
 	}
 	if err != nil {
-		r.Found(Piece{At: name, Err: fmt.Errorf("reading a ConfigMap: %w", err)})
+		r.Found(Piece{At: name, Err: fmt.Errorf("reading a ConfigMap: %w", InWords(err))})
 		return
 	}
 	if len(m.Data) == 0 {
@@ -355,6 +357,24 @@ func Mapping(text []byte) (map[string]any, error) {
 		return nil, noMappingError(formOf(value))
 	}
 	return top, nil
+}
+
+// InWords is the error of a decoder of objects. For a value of another form than its field's it names both as users know them, and not as Go does.
+func InWords(err error) error {
+	wrong, ok := errors.AsType[*json.UnmarshalTypeError](err)
+	if !ok {
+		return err
+	}
+	want := map[reflect.Kind]string{
+		reflect.String: "a value must be text, in quotes where YAML reads it as other than text (1, true, n)", reflect.Bool: "a value must be true or false",
+		reflect.Map: "a value must be a mapping", reflect.Struct: "a value must be a mapping", reflect.Slice: "a value must be a list",
+	}[wrong.Type.Kind()]
+	value, _, _ := strings.Cut(wrong.Value, " ") // a number follows with its digits
+	is := map[string]string{"string": "text", "array": "a list", "object": "a mapping", "bool": "true or false", "number": "a number"}[value]
+	if want == "" || is == "" || wrong.Field == "" {
+		return err
+	}
+	return fmt.Errorf("%s: %s, not %s", sanitize.Cut(wrong.Field, LongestName), want, is)
 }
 
 // formOf names the form of a value in messages.

@@ -199,13 +199,13 @@ func (m *migration) object(p manifest.Piece) error {
 		m.present.pods = true
 		var pod corev1.Pod
 		if err := json.Unmarshal(text, &pod); err != nil {
-			return fmt.Errorf("%s: reading a Pod: %w", p.At, err)
+			return fmt.Errorf("%s: reading a Pod: %w", p.At, manifest.InWords(err))
 		}
 		m.Pods = append(m.Pods, pod)
 	default:
 		var n corev1.Node
 		if err := json.Unmarshal(text, &n); err != nil {
-			return fmt.Errorf("%s: reading a Node: %w", p.At, err)
+			return fmt.Errorf("%s: reading a Node: %w", p.At, manifest.InWords(err))
 		}
 		m.present.used = m.present.used || Concerns(n)
 		m.node(n)

@@ -452,7 +452,17 @@ func TestMigrateSaysWhatIsWrongWithItsInput(t *testing.T) {
 		args       []string
 	}{
 		"without --dry-run":                {want: "say --dry-run"},
-		"a policy whose strategy is a map": {text: "apiVersion: nvidia.com/v1\nkind: ClusterPolicy\nspec: {mig: {strategy: {a: b}}}\n", args: []string{"--dry-run"}, want: "reading a ClusterPolicy"},
+		"a policy whose strategy is a map": {text: "apiVersion: nvidia.com/v1\nkind: ClusterPolicy\nspec: {mig: {strategy: {a: b}}}\n", args: []string{"--dry-run"}, want: "reading a ClusterPolicy: spec.mig.strategy: a value must be text, "},
+		"a node named n": {
+			text: "apiVersion: v1\nkind: Node\nmetadata: {name: n}\n", args: []string{"--dry-run"},
+			want: "reading a Node: metadata.name: a value must be text, in quotes where YAML reads it as other than text (1, true, n), not true or false",
+		},
+		"a ConfigMap with a mapping": {
+			text: "apiVersion: v1\nkind: ConfigMap\ndata: {any: {version: v1}}\n", args: []string{"--dry-run"}, want: "reading a ConfigMap: data: a value must be text, ",
+		},
+		"a pod whose containers are none": {
+			text: "apiVersion: v1\nkind: Pod\nspec: {containers: 1}\n", args: []string{"--dry-run"}, want: "reading a Pod: spec.containers: a value must be a list, not a number",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			file := filepath.Join(dir, "file.yaml")

@@ -7,6 +7,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/yaml"
+
+	"github.com/gpuslice/gpuslice/cmd/internal/manifest"
 )
 
 // Cluster has the fields of a GPUCluster of the GPU Operator (v26.7) that matter here: it deploys NVIDIA's DRA driver, and no MIG manager.
@@ -32,7 +34,7 @@ type Cluster struct {
 // ReadCluster reads a GPUCluster from its JSON or YAML. Fields that do not matter here may be anything.
 func ReadCluster(text []byte) (c Cluster, err error) {
 	if err := yaml.Unmarshal(text, &c); err != nil {
-		return c, fmt.Errorf("reading a GPUCluster: %w", err)
+		return c, fmt.Errorf("reading a GPUCluster: %w", manifest.InWords(err))
 	}
 	return c, nil
 }

@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 	"sigs.k8s.io/yaml"
 
+	"github.com/gpuslice/gpuslice/cmd/internal/manifest"
 	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/devices"
 	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/features"
 	"github.com/gpuslice/gpuslice/config"
@@ -81,7 +82,7 @@ type named struct {
 // ReadPolicy reads a ClusterPolicy from its JSON or YAML. Fields that do not matter here may be anything.
 func ReadPolicy(text []byte) (p Policy, err error) {
 	if err := yaml.Unmarshal(text, &p); err != nil {
-		return p, fmt.Errorf("reading a ClusterPolicy: %w", err)
+		return p, fmt.Errorf("reading a ClusterPolicy: %w", manifest.InWords(err))
 	}
 	return p, nil
 }

@@ -62,8 +62,8 @@ func (j *judge) pluginLabels() {
 				at.note(Taken, n.Name, "%s=%s: NVIDIA's config manager obeys it as before, and the agent leaves it; for a profile that asks for another sharing or MIG strategy the agent drains, "+
 					"and sets the label to a key that says so", config.LabelDevicePluginConfig, key)
 			default:
-				at.note(Taken, n.Name, "%s=%s names a key of the ConfigMap of the device plugin's configs, and none was read that would say whether it is there: where it is not, "+
-					"NVIDIA's config manager does not start the plugin", config.LabelDevicePluginConfig, key)
+				at.note(Taken, n.Name, "%s=%s, if the ConfigMap of the device plugin's configs has that key: it was not read (give it by -f), and without the key NVIDIA's config manager "+
+					"does not start the plugin", config.LabelDevicePluginConfig, key)
 			}
 		}
 	}
