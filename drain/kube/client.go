@@ -219,7 +219,12 @@ func (c *client) Pods(namespace string) Pods {
 
 // ResourceClaims implements Interface.
 func (c *client) ResourceClaims(namespace string) ResourceClaims {
-	return single[resourcev1.ResourceClaim](c.resource, "resourceclaims", namespace)
+	return listed[resourcev1.ResourceClaim, resourcev1.ResourceClaimList](c.resource, "resourceclaims", namespace)
+}
+
+// ResourceSlices implements Interface.
+func (c *client) ResourceSlices() ResourceSlices {
+	return listed[resourcev1.ResourceSlice, resourcev1.ResourceSliceList](c.resource, "resourceslices", "")
 }
 
 // SelfSubjectAccessReviews implements Interface.

@@ -35,6 +35,7 @@ type Interface interface {
 	PodDisruptionBudgets(namespace string) PodDisruptionBudgets
 	Pods(namespace string) Pods
 	ResourceClaims(namespace string) ResourceClaims
+	ResourceSlices() ResourceSlices
 	SelfSubjectAccessReviews() SelfSubjectAccessReviews
 	SubjectAccessReviews() SubjectAccessReviews
 	TokenReviews() TokenReviews
@@ -110,9 +111,15 @@ type Pods interface {
 	EvictV1(ctx context.Context, eviction *policyv1.Eviction) error
 }
 
-// ResourceClaims are those of a namespace.
+// ResourceClaims are those of a namespace, or, where it is "", of all.
 type ResourceClaims interface {
 	Get(ctx context.Context, name string, o metav1.GetOptions) (*resourcev1.ResourceClaim, error)
+	List(ctx context.Context, o metav1.ListOptions) (*resourcev1.ResourceClaimList, error)
+}
+
+// ResourceSlices are those of the cluster.
+type ResourceSlices interface {
+	List(ctx context.Context, o metav1.ListOptions) (*resourcev1.ResourceSliceList, error)
 }
 
 // SelfSubjectAccessReviews say what the client itself may do.

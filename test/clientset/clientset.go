@@ -52,6 +52,9 @@ func (o of) ResourceClaims(namespace string) kube.ResourceClaims {
 	return o.client.ResourceV1().ResourceClaims(namespace)
 }
 
+// ResourceSlices implements kube.Interface.
+func (o of) ResourceSlices() kube.ResourceSlices { return o.client.ResourceV1().ResourceSlices() }
+
 // SelfSubjectAccessReviews implements kube.Interface.
 func (o of) SelfSubjectAccessReviews() kube.SelfSubjectAccessReviews {
 	return o.client.AuthorizationV1().SelfSubjectAccessReviews()

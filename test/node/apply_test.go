@@ -137,7 +137,7 @@ func TestARollOutEndsWhenAllNodesAreAsAskedOrRefuse(t *testing.T) {
 
 	ask := []string{"apply", "-l", selector, "--profile", "all-1g.10gb"}
 	says(t, kubectl(append(ask, "--dry-run")...), 4,
-		good.Name+": runs at once", "1 pod has to leave: "+namespace+"/trainer", "1  fence: journal, cordon, taint", "create 1g.10gb@0",
+		good.Name+": begins at once: no window restricts it; whether it ends is not known: listing pods: pods is forbidden", "1 pod has to leave: "+namespace+"/trainer", "1  fence: journal, cordon, taint", "create 1g.10gb@0",
 		bad.Name+": would be refused: UnknownConfig: label gpuslice.io/profile=all-1g.10gb: ", "nothing was labelled",
 		"error: profile all-1g.10gb would be refused by 1 node")
 	for _, r := range []*rig{good, bad} {
@@ -185,7 +185,7 @@ func TestAnAgentAnswersThePluginWithoutAShell(t *testing.T) {
 	answersSay(t, func() *exec.Cmd { return kubectl("status", r.Name, "-o", "yaml") }, "- "+namespace+"/notebook", "known: true")
 	says(t, kubectl("status", r.Name, "--ask=false"), 0, "cannot tell who uses which instance: --ask=false", "1g.10gb@6  ?")
 	says(t, kubectl("plan", r.Name), 0, r.Name+": nothing to do")
-	says(t, kubectl("plan", r.Name, "--mig-config", "all-disabled"), 0, "1 pod has to leave: "+namespace+"/notebook",
+	says(t, kubectl("plan", r.Name, "--mig-config", "all-disabled"), 5, r.Name+": begins at once", "1 pod has to leave: "+namespace+"/notebook",
 		"whether the pods that leave fit elsewhere is not known: listing pods: ")
 	says(t, kubectl("recover", r.Name, "--dry-run"), 0, "all-1g.10gb", "GPU 0: 1g.10gb@0")
 	slip := func() *exec.Cmd { return kubectl("apply", r.Name, "--mig-config", "all-1g.10g") }

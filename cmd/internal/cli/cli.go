@@ -15,6 +15,7 @@ import (
 const (
 	ExitTimeout     = 3
 	ExitHeldUp      = 4   // of a dry run: the change would be refused, held up or given up
+	ExitUnknown     = 5   // of a dry run: the change would begin, and it is not known whether it ends
 	ExitInterrupted = 130 // that of a program which SIGINT ends
 )
 

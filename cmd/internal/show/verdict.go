@@ -1,6 +1,7 @@
 package show
 
 import (
+	"strings"
 	"time"
 
 	"github.com/gpuslice/gpuslice/agent/api"
@@ -22,6 +23,11 @@ func Verdict(a *api.Answer) (text string, now bool) {
 	default:
 		return "runs " + a.Runs, true
 	}
+}
+
+// EndUnknown adds to the verdict on a change that begins why it is not known whether the change ends.
+func EndUnknown(verdict, why string) string {
+	return "begins" + strings.TrimPrefix(verdict, "runs") + "; whether it ends is not known: " + why
 }
 
 // GivesUp is the verdict on a change that begins, and cannot come to its end.

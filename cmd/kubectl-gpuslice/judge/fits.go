@@ -11,8 +11,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
-	resourcev1 "k8s.io/api/resource/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
@@ -42,38 +40,46 @@ type running struct {
 	pods    map[string]*corev1.Pod // by namespace and name
 	free    map[string]corev1.ResourceList
 	budgets []policyv1.PodDisruptionBudget
-
-	claimed        map[corev1.ResourceName]bool // extended resources that DeviceClasses give
-	claimedUnknown error                        // why those are not known
+	devices devices
 }
 
-// Fit says whether the pods that leave each node fit on others, and which budgets block them. By node, it returns why not all of its pods would
-// leave. If the user has no right to list these, it says so, and returns no error.
-func Fit(ctx context.Context, client kube.Interface, leaving []Leaving, out *cli.Printer) (stuck map[string]string) {
+// Verdict says whether all pods that have to leave a node would leave. It is zero if they would.
+type Verdict struct {
+	Stuck   string // why not all of them would
+	Unknown string // why that is not known; empty if Stuck is not
+}
+
+// Fit says whether the pods that leave each node fit on others, and which budgets block them, and returns the verdict by node. What the user has no right to
+// list is not known, and no error.
+func Fit(ctx context.Context, client kube.Interface, leaving []Leaving, out *cli.Printer) map[string]Verdict {
 	if len(leaving) == 0 || ctx.Err() != nil {
 		return nil
 	}
-	r, err := listRunning(ctx, client)
+	verdicts := map[string]Verdict{}
+	r, err := listRunning(ctx, client, leaving)
 	if err != nil {
 		out.Printf("whether the pods that leave fit elsewhere is not known: %v\n", err)
-		return nil
+		for _, l := range leaving {
+			verdicts[l.Node] = Verdict{Unknown: err.Error()}
+		}
+		return verdicts
 	}
-	if r.claimedUnknown != nil {
-		out.Printf("which extended resources are given by claims is not known, and such pods may fit where it says otherwise: %v\n", r.claimedUnknown)
+	if r.devices.unknown != nil {
+		out.Printf("which devices claims have is not known: %v\n", r.devices.unknown)
 	}
-	stuck = map[string]string{}
 	for _, l := range leaving {
-		lines, why := r.judge(l)
-		stuck[l.Node] = why
+		lines, verdict := r.judge(ctx, l)
+		verdicts[l.Node] = verdict
 		for _, line := range lines {
 			out.Printf("%s: %s\n", l.Node, line)
 		}
 	}
-	return stuck
+	return verdicts
 }
 
-// listRunning lists nodes, pods, budgets and DeviceClasses. The lists come from the API server's cache, since they may be long.
-func listRunning(ctx context.Context, client kube.Interface) (*running, error) {
+// listRunning lists nodes, pods, budgets and DeviceClasses; and claims and ResourceSlices if a pod that leaves asks by claims. The lists come from the API
+// server's cache, since they may be long.
+func listRunning(ctx context.Context, client kube.Interface, leaving []Leaving) (*running, error) {
 	cached := metav1.ListOptions{ResourceVersion: "0"}
 	nodes, err := client.Nodes().List(ctx, cached)
 	if err != nil {
@@ -98,35 +104,22 @@ func listRunning(ctx context.Context, client kube.Interface) (*running, error) {
 			subtract(r.free[p.Spec.NodeName], Requests(p))
 		}
 	}
-	r.claimed, r.claimedUnknown = listClaimed(ctx, client)
+	r.devices.classes, r.devices.unknown = listClasses(ctx, client)
+	if r.devices.unknown == nil && slices.ContainsFunc(leaving, func(l Leaving) bool {
+		return slices.ContainsFunc(l.Pods, func(name string) bool { return r.pods[name] != nil && r.asksByClaims(r.pods[name]) })
+	}) {
+		r.devices.unknown = r.devices.list(ctx, client)
+	}
 	return r, nil
 }
 
-// listClaimed returns the extended resources that the scheduler makes claims of DeviceClasses for. An API server without DeviceClasses has none.
-func listClaimed(ctx context.Context, client kube.Interface) (map[corev1.ResourceName]bool, error) {
-	classes, err := client.DeviceClasses().List(ctx, metav1.ListOptions{ResourceVersion: "0"})
-	switch {
-	case apierrors.IsNotFound(err):
-		return nil, nil
-	case err != nil:
-		return nil, fmt.Errorf("listing DeviceClasses: %w", err)
-	}
-	out := map[corev1.ResourceName]bool{}
-	for _, c := range classes.Items {
-		if c.Spec.ExtendedResourceName != nil {
-			out[corev1.ResourceName(*c.Spec.ExtendedResourceName)] = true
-		}
-	}
-	return out, nil
-}
-
-// asksByClaims reports whether the pod asks for devices by claims, which no allocatable counts.
+// asksByClaims reports whether the pod asks for devices by claims, or may get its devices by one on another node.
 func (r *running) asksByClaims(p *corev1.Pod) bool {
 	if len(p.Spec.ResourceClaims) > 0 || p.Status.ExtendedResourceClaimStatus != nil {
 		return true
 	}
 	for name := range Requests(p) {
-		if r.claimed[name] || strings.HasPrefix(string(name), resourcev1.ResourceDeviceClassPrefix) {
+		if r.devices.classes.of(name) != "" {
 			return true
 		}
 	}
@@ -149,15 +142,11 @@ func subtract(from, what corev1.ResourceList) {
 	}
 }
 
-// judge says whether the pods of one node fit on the others, as if nothing else changed, and what keeps them. Stuck is why not all of them would
-// leave, though some may go at once; empty if they would.
-func (r *running) judge(l Leaving) (lines []string, stuck string) {
-	free := map[string]corev1.ResourceList{}
-	for name, list := range r.free {
-		free[name] = list.DeepCopy()
-	}
-	var placed, lost, claiming []string
-	homeless := map[string]bool{}
+// judge says whether the pods of one node fit on the others, as if nothing else changed, and what keeps them. Some may go at once though not all would.
+func (r *running) judge(ctx context.Context, l Leaving) (lines []string, verdict Verdict) {
+	room := r.roomWithout(l)
+	var placed, lost, unknown []string
+	homeless, mayBeHomeless := map[string]bool{}, map[string]bool{}
 	for _, name := range l.Pods {
 		p := r.pods[name]
 		owner := controller(p)
@@ -169,28 +158,61 @@ func (r *running) judge(l Leaving) (lines []string, stuck string) {
 			continue // its agent names it among what is lost
 		case owner.Kind == "DaemonSet": // the pod comes back to the node
 			continue
-		case r.asksByClaims(p):
-			claiming = append(claiming, name)
-			continue
 		}
-		if why := r.place(p, l.Node, free); why != "" {
-			homeless[name] = true
+		switch why, err := r.place(ctx, p, l.Node, room); {
+		case err != nil:
+			mayBeHomeless[name] = true
+			unknown = append(unknown, fmt.Sprintf("%s (%v)", name, err))
+		case why != "":
+			homeless[name], mayBeHomeless[name] = true, true
 			lines = append(lines, fmt.Sprintf("%s fits on no other node: %s", name, why))
-		} else {
+		default:
 			placed = append(placed, name)
 		}
 	}
 	if len(placed) > 0 {
 		lines = append([]string{have(len(placed)) + " a place on other nodes: " + sanitize.Listed(placed)}, lines...)
 	}
-	if n := len(claiming); n > 0 {
-		lines = append(lines, fmt.Sprintf("whether %s with claims for devices would fit elsewhere is not judged: %s", cli.Counted(n, "pod"), sanitize.Listed(claiming)))
+	if n := len(unknown); n > 0 {
+		lines = append(lines, fmt.Sprintf("whether %s more would fit elsewhere is not known: %s", cli.Counted(n, "pod"), sanitize.Listed(unknown)))
 	}
 	if n := len(lost) + l.More; n > 0 {
-		lines = append(lines, fmt.Sprintf("whether %s more would fit elsewhere is not known", cli.Counted(n, "pod")))
+		verdict.Unknown = fmt.Sprintf("whether %s more would fit elsewhere is not known", cli.Counted(n, "pod"))
+		lines = append(lines, verdict.Unknown)
 	}
 	budgets, stuck := r.blockingBudgets(l, homeless)
-	return append(lines, budgets...), stuck
+	_, maybe := r.blockingBudgets(l, mayBeHomeless)
+	switch {
+	case stuck != "":
+		verdict = Verdict{Stuck: stuck}
+	case maybe != "":
+		verdict.Unknown = "it is not known where pods with a budget would go: " + sanitize.Listed(unknown)
+	case len(r.budgets) == 0:
+		verdict.Unknown = ""
+	}
+	return append(lines, budgets...), verdict
+}
+
+// room is what the nodes have for pods that leave one of them.
+type room struct {
+	free    map[string]corev1.ResourceList // by node
+	devices *allocation
+}
+
+// roomWithout returns the room that there is once these pods have left.
+func (r *running) roomWithout(l Leaving) room {
+	out := room{free: map[string]corev1.ResourceList{}}
+	for name, list := range r.free {
+		out.free[name] = list.DeepCopy()
+	}
+	var pods []*corev1.Pod
+	for _, name := range l.Pods {
+		if p := r.pods[name]; p != nil {
+			pods = append(pods, p)
+		}
+	}
+	out.devices = r.devices.without(pods)
+	return out
 }
 
 func have(n int) string {
@@ -207,30 +229,43 @@ func controller(p *corev1.Pod) *metav1.OwnerReference {
 	return metav1.GetControllerOf(p)
 }
 
-// place finds a node for the pod, and takes the resources that it needs there. Otherwise it counts why the nodes do not fit.
-func (r *running) place(p *corev1.Pod, from string, free map[string]corev1.ResourceList) string {
-	needs := Requests(p)
+// place finds a node for the pod, and takes the resources and devices that it needs there. Otherwise it counts why the nodes do not fit. The error says why it
+// is not known whether one fits.
+func (r *running) place(ctx context.Context, p *corev1.Pod, from string, in room) (why string, err error) {
+	claims := r.asksByClaims(p)
 	against := map[string]int{}
+	var unknown error
 	for i := range r.nodes {
 		n := &r.nodes[i]
 		if n.Name == from {
 			continue
 		}
-		why := keeps(n, p, free[n.Name], needs)
+		needs := r.devices.classes.countable(Requests(p), n)
+		why := keeps(n, p, in.free[n.Name], needs)
+		if why == "" && claims {
+			var failed error
+			if why, failed = in.devices.place(ctx, n, p); failed != nil {
+				unknown = failed
+				continue
+			}
+		}
 		if why == "" {
-			subtract(free[n.Name], needs)
-			return ""
+			subtract(in.free[n.Name], needs)
+			return "", nil
 		}
 		against[why]++
 	}
-	if len(against) == 0 {
-		return "there is none"
+	switch {
+	case unknown != nil:
+		return "", unknown
+	case len(against) == 0:
+		return "there is none", nil
 	}
 	var out []string
 	for _, why := range slices.SortedFunc(maps.Keys(against), func(a, b string) int { return cmp.Or(against[b]-against[a], cmp.Compare(a, b)) }) {
 		out = append(out, fmt.Sprintf("%s: %s", cli.Counted(against[why], "node"), why))
 	}
-	return strings.Join(out, "; ")
+	return strings.Join(out, "; "), nil
 }
 
 // keeps returns why the pod could not be scheduled to the node; empty if it could, as far as capacity, selectors and taints go.

@@ -7,7 +7,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
-	resourcev1 "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -42,9 +41,16 @@ func budget(w *world, name, label string, allowed int32) {
 // leave is what is said of pods that leave gpu-1, and why not all of them would.
 func leave(w *world, pods ...string) (said, stuck string) {
 	w.T.Helper()
+	said, verdict := judged(w, pods...)
+	return said, verdict.Stuck
+}
+
+// judged is what is said of pods that leave gpu-1, with the verdict.
+func judged(w *world, pods ...string) (said string, verdict Verdict) {
+	w.T.Helper()
 	var out strings.Builder
-	why := Fit(w.T.Context(), clientset.Of(w.Client), []Leaving{{Node: "gpu-1", Pods: pods}}, &cli.Printer{W: &out})
-	return out.String(), why["gpu-1"]
+	verdicts := Fit(w.T.Context(), clientset.Of(w.Client), []Leaving{{Node: "gpu-1", Pods: pods}}, &cli.Printer{W: &out})
+	return out.String(), verdicts["gpu-1"]
 }
 
 func TestPodsThatLeaveHaveAPlaceOrNot(t *testing.T) {
@@ -124,71 +130,6 @@ func TestABudgetThatStandsInTheWayIsNamed(t *testing.T) {
 			}
 		}
 	}, agenttest.GPU("gpu-1"))
-}
-
-// class makes a DeviceClass that gives the extended resource.
-func class(w *world, resource string) {
-	w.T.Helper()
-	_, err := w.Client.ResourceV1().DeviceClasses().Create(w.T.Context(), &resourcev1.DeviceClass{
-		ObjectMeta: metav1.ObjectMeta{Name: "slices"}, Spec: resourcev1.DeviceClassSpec{ExtendedResourceName: &resource},
-	}, metav1.CreateOptions{})
-	if err != nil {
-		w.T.Fatal(err)
-	}
-}
-
-// What claims would get elsewhere, no allocatable says: a node with room for the rest of the pod may have no GPU, and one without the resource may.
-func TestNoPodThatAsksByClaimsIsJudged(t *testing.T) {
-	for name, change := range agenttest.ByClaim {
-		t.Run(name, func(t *testing.T) {
-			inWorld(t, func(w *world) {
-				w.AsksBy("a", change)
-				w.AsksBy("b", change)
-				class(w, "example.com/slice")
-				budget(w, "x", "x", 1)
-				w.Edit("gpu-2", func(n *corev1.Node) {
-					offers(n, "0")
-					delete(n.Status.Allocatable, "nvidia.com/mig-1g.10gb")
-				})
-				said, why := leave(w, "team/a", "team/b")
-				if want := "gpu-1: whether 2 pods with claims for devices would fit elsewhere is not judged: team/a; team/b\n"; !strings.Contains(said, want) ||
-					why != "" || strings.Contains(said, " place on other nodes") || strings.Contains(said, "fits on no other node") {
-					t.Errorf("want %q, and neither that they fit nor that they do not:\n%s", want, said)
-				}
-			}, agenttest.GPU("gpu-1"), agenttest.GPU("gpu-2"))
-		})
-	}
-}
-
-// The other pods are judged as ever, also where the user may not list the classes.
-func TestWithoutTheClassesPodsAreJudgedByAllocatable(t *testing.T) {
-	const unknown = "which extended resources are given by claims is not known, and such pods may fit where it says otherwise: listing DeviceClasses: "
-	for _, c := range []struct {
-		err   error
-		warns bool
-	}{
-		{apierrors.NewForbidden(schema.GroupResource{Resource: "deviceclasses"}, "", nil), true},
-		{apierrors.NewNotFound(schema.GroupResource{Resource: "deviceclasses"}, ""), false}, // an API server that has none yet
-	} {
-		inWorld(t, func(w *world) {
-			w.RunsOn("gpu-1", "a", "app", "x")
-			w.AsksBy("b", agenttest.ByClaim["a claim of the spec"])
-			w.Client.PrependReactor("list", "deviceclasses", func(k8stesting.Action) (bool, runtime.Object, error) { return true, nil, c.err })
-			w.Edit("gpu-2", func(n *corev1.Node) { offers(n, "1") })
-			said, _ := leave(w, "team/a", "team/b")
-			for _, want := range []string{
-				"gpu-1: 1 pod has a place on other nodes: team/a\n",
-				"gpu-1: whether 1 pod with claims for devices would fit elsewhere is not judged: team/b\n",
-			} {
-				if !strings.Contains(said, want) {
-					t.Errorf("want %q:\n%s", want, said)
-				}
-			}
-			if strings.Contains(said, unknown) != c.warns {
-				t.Errorf("%v, and that is said: %t, want %t:\n%s", c.err, !c.warns, c.warns, said)
-			}
-		}, agenttest.GPU("gpu-1"), agenttest.GPU("gpu-2"))
-	}
 }
 
 func TestAUserWhoMayNotListPodsReadsSo(t *testing.T) {

@@ -53,7 +53,7 @@ An agent does not begin a change that would evict pods without a controller, or 
 when the change has ended.
 
 Exit codes: 0 the nodes are labelled, and with --wait, as asked; 1 a node has failed or refuses, or something else went wrong;
-3 timeout; 4 with --dry-run: a node would refuse, be held up or give up; 130 interrupted, and the roll-out goes on.`,
+3 timeout; 4 with --dry-run: a node would refuse, be held up or give up, 5: begin, and not surely end; 130 interrupted, and the roll-out goes on.`,
 		Example: `  # What would happen, node by node; nothing is labelled
   kubectl gpuslice apply -l pool=research --profile research --dry-run
   # Do it, and see it through

@@ -24,8 +24,8 @@ const planTime = 30 * time.Second
 // plans are the agents' answers to what a request would do, with what the other nodes and the budgets add to them.
 type plans struct {
 	*cluster.Inquiry
-	target  cluster.Target
-	givesUp map[string]string // why the change of a node would begin and not come to its end, by the node
+	target cluster.Target
+	ends   map[string]judge.Verdict // whether all pods would leave, by the node
 }
 
 // preview prints what the request would do to each node, if the change is allowed to evict what these fields are about.
@@ -36,7 +36,7 @@ func preview(ctx context.Context, client kube.Interface, nodes []corev1.Node, w 
 	}
 	p := &plans{Inquiry: q, target: w}
 	elsewhere := &cli.Printer{W: &strings.Builder{}}
-	p.givesUp = judge.Fit(ctx, client, p.leaving(), elsewhere)
+	p.ends = judge.Fit(ctx, client, p.leaving(), elsewhere)
 	p.print(out)
 	out.Printf("%s", elsewhere.W)
 	return p.conclude(out)
@@ -78,7 +78,7 @@ func (p *plans) print(out *cli.Printer) {
 
 // conclude counts the answers. It is an error if a node refuses, would wait or give up, or keeps silent.
 func (p *plans) conclude(out *cli.Printer) error {
-	refused, held, givenUp, silent, changed := 0, 0, 0, 0, 0
+	refused, held, givenUp, unknown, silent, changed := 0, 0, 0, 0, 0, 0
 	for _, a := range p.Nodes {
 		if a.Answer != nil && len(a.Answer.Steps) > 0 {
 			changed++
@@ -90,8 +90,10 @@ func (p *plans) conclude(out *cli.Printer) error {
 			refused++
 		case a.Answer.HeldUp != "":
 			held++
-		case p.gaveUp(a) != "":
+		case p.endOf(a).Stuck != "":
 			givenUp++
+		case p.endOf(a).Unknown != "":
+			unknown++
 		}
 	}
 	out.Printf("%s: %d of %s would change; nothing was labelled\n", p.target.Kind(), changed, cli.Counted(len(p.Nodes), "node"))
@@ -102,7 +104,13 @@ func (p *plans) conclude(out *cli.Printer) error {
 	for _, part := range []struct {
 		nodes int
 		text  string
-	}{{refused, "would be refused by "}, {held, "would be held up on "}, {givenUp, "would be given up on "}, {silent, "is not answered by "}} {
+	}{
+		{refused, "would be refused by "},
+		{held, "would be held up on "},
+		{givenUp, "would be given up on "},
+		{unknown, "would begin, and perhaps not end, on "},
+		{silent, "is not answered by "},
+	} {
 		if part.nodes > 0 {
 			parts = append(parts, part.text+cli.Counted(part.nodes, "node"))
 		}
@@ -111,18 +119,21 @@ func (p *plans) conclude(out *cli.Printer) error {
 		return nil
 	}
 	err := fmt.Errorf("%s %s", p.target.Kind(), strings.Join(parts, ", "))
-	if silent > 0 {
+	switch {
+	case silent > 0:
 		return err
+	case refused+held+givenUp == 0:
+		return &cli.ExitError{Code: cli.ExitUnknown, Err: err}
 	}
 	return &cli.ExitError{Code: cli.ExitHeldUp, Err: err}
 }
 
-// gaveUp says why the change of the node would begin, and be given up in the end; empty if it would not.
-func (p *plans) gaveUp(a *cluster.Asked) string {
+// endOf says whether a change of the node that begins would end, or be given up.
+func (p *plans) endOf(a *cluster.Asked) judge.Verdict {
 	if a.Answer.Patience <= 0 { // the agent deletes the pods at the end
-		return ""
+		return judge.Verdict{}
 	}
-	return p.givesUp[a.Name]
+	return p.ends[a.Name]
 }
 
 // describe says what one node would do, the verdict first.
@@ -134,10 +145,7 @@ func (p *plans) describe(a *cluster.Asked) string {
 		return fmt.Sprintf("no answer within %s; see whether an agent runs there: kubectl get pods -A -l app.kubernetes.io/name=gpuslice"+
 			" --field-selector spec.nodeName=NODE", planTime)
 	}
-	verdict, now := show.Verdict(a.Answer)
-	if why := p.gaveUp(a); now && why != "" {
-		verdict = show.GivesUp(a.Answer, why)
-	}
+	verdict := p.verdict(a)
 	switch {
 	case verdict == "":
 		return "nothing to do"
@@ -169,6 +177,19 @@ func (p *plans) describe(a *cluster.Asked) string {
 		fmt.Fprintf(&b, "\n      and %d more", a.Answer.More)
 	}
 	return b.String()
+}
+
+// verdict is the agent's, with what other nodes and budgets show of the end of the change.
+func (p *plans) verdict(a *cluster.Asked) string {
+	verdict, now := show.Verdict(a.Answer)
+	switch end := p.endOf(a); {
+	case !now:
+	case end.Stuck != "":
+		return show.GivesUp(a.Answer, end.Stuck)
+	case end.Unknown != "" && verdict != "":
+		return show.EndUnknown(verdict, end.Unknown)
+	}
+	return verdict
 }
 
 // leavers names the pods that have to leave.

@@ -7,7 +7,10 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	k8stesting "k8s.io/client-go/testing"
 
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/cmd/internal/cli"
@@ -189,6 +192,27 @@ func TestADryRunGivesUpWhereABudgetKeepsAPodForGood(t *testing.T) {
 			w.Answers("gpu-1", api.Answer{Steps: []string{"evict"}, Pods: []string{"team/a", "team/b"}, Patience: api.Duration(patience)})
 			if said, code := w.Ended(); code != want.code || !strings.HasPrefix(said, want.verdict) {
 				t.Errorf("with a patience of %s: exit code %d: %s", patience, code, said)
+			}
+		}
+	}, agenttest.GPU("gpu-1"))
+}
+
+// What the user may not read, or the agent has not named, is not known, and no promise is made of it.
+func TestADryRunPromisesNoEndThatIsNotKnown(t *testing.T) {
+	inWorld(t, func(w *world) {
+		w.RunsOn("gpu-1", "a", "app", "x")
+		w.Client.PrependReactor("list", "poddisruptionbudgets", func(k8stesting.Action) (bool, runtime.Object, error) {
+			return true, nil, apierrors.NewForbidden(policyv1.Resource("poddisruptionbudgets"), "", nil)
+		})
+		for runs, want := range map[string]string{
+			"":                          "gpu-1: begins at once; whether it ends is not known: listing budgets: ",
+			"at 02:00 by pool night":    "gpu-1: begins at 02:00 by pool night; whether it ends is not known: listing budgets: ",
+			"at once: a window is open": "gpu-1: begins at once: a window is open; whether it ends is not known: listing budgets: ",
+		} {
+			w.Start("plan", "gpu-1", "--profile", "research")
+			w.Answers("gpu-1", api.Answer{Steps: []string{"evict"}, Pods: []string{"team/a"}, Patience: api.Duration(time.Hour), Runs: runs})
+			if said, code := w.Ended(); code != cli.ExitUnknown || !strings.HasPrefix(said, want) || !strings.Contains(said, "would begin, and perhaps not end, on 1 node") {
+				t.Errorf("exit code %d: %s", code, said)
 			}
 		}
 	}, agenttest.GPU("gpu-1"))

@@ -21,10 +21,11 @@ func Plan(o *cluster.Options) *cobra.Command {
 		Long: `Asks the agent of each node for its plan: its steps, which pods would have to leave and when, whether they fit on other nodes, and which
 budgets stand in the way. Without a name, the plan is for what the node's labels request already. It is apply --dry-run by another name.
 
-The answer for a node begins with its agent's verdict: runs at once, would be held up, would give up after a time, or would be refused.
+The answer for a node begins with its agent's verdict: runs at once, begins and may not end, would be held up, would give up after a time, or would
+be refused.
 
-Exit codes: 0 each node would begin at once, or has nothing to do; 4 one would refuse, be held up or give up; 1 an agent does not answer, or
-something else went wrong; 130 interrupted.`,
+Exit codes: 0 each node would begin at once, or has nothing to do; 4 one would refuse, be held up or give up; 5 one would begin, and it is not known
+whether it ends; 1 an agent does not answer, or something else went wrong; 130 interrupted.`,
 		ValidArgsFunction: o.CompleteNodes,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			client, err := o.Client()
@@ -53,10 +54,11 @@ something else went wrong; 130 interrupted.`,
 			var worst error
 			for _, g := range groups {
 				err := preview(cmd.Context(), client, g.nodes, g.target, a.allowed(), out)
-				if code := cli.ExitCode(err); code != 0 && code != cli.ExitHeldUp {
+				if code := cli.ExitCode(err); code != 0 && code != cli.ExitHeldUp && code != cli.ExitUnknown {
 					return err
+				} else if worst == nil || code == cli.ExitHeldUp {
+					worst = err
 				}
-				worst = cmp.Or(worst, err)
 			}
 			return cmp.Or(out.Err, worst)
 		},
