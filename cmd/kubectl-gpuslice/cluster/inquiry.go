@@ -26,8 +26,9 @@ const writesAtOnce = 16
 
 // Inquiry is a request to agents, with their answers.
 type Inquiry struct {
-	Request string // value of config.AnnotationPreview
-	Nodes   []*Asked
+	Request   string // value of config.AnnotationPreview
+	Nodes     []*Asked
+	Unwritten bool // an agent could not be asked, since a write to its node failed
 }
 
 // Asked is a node, and what its agent answers.
@@ -43,6 +44,7 @@ func Inquire(ctx context.Context, client kube.Interface, nodes []corev1.Node, re
 	q := &Inquiry{Request: request}
 	defer q.withdraw(context.WithoutCancel(ctx), client, out)
 	if err := q.ask(ctx, client, nodes); err != nil {
+		q.Unwritten = true
 		return q, err
 	}
 	waiting, cancel := context.WithTimeoutCause(ctx, patience, ErrLate)

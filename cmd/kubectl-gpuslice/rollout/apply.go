@@ -149,8 +149,7 @@ func (a *application) run(cmd *cobra.Command, client kube.Interface, w cluster.T
 	}
 	warn(asked, out)
 	if !a.wait {
-		out.Printf("the agents do the rest; to see it:\n  %s --wait\n", a.again)
-		return errors.Join(a.refusedAtOnce(ctx, client, w, asked, out), out.Err)
+		return errors.Join(a.seeAtOnce(ctx, client, w, asked, out), out.Err)
 	}
 	r := &rollout{target: w, nodes: asked, out: out, back: a.takeBack}
 	r.screen = newLines(out)
@@ -204,6 +203,8 @@ func (a *application) label(ctx context.Context, client kube.Interface, nodes []
 				Code: cli.ExitInterrupted,
 				Err:  fmt.Errorf("interrupted; %d of %s have the label; to go on:\n  %s", len(asked), cli.Counted(len(nodes), "node"), a.again),
 			}
+		case apierrors.IsForbidden(err) && len(asked) == 0:
+			return nil, fmt.Errorf("%w; nothing was labelled", err)
 		case err != nil:
 			return nil, fmt.Errorf("%w; %d of %s have the label; run the same command to go on", err, len(asked), cli.Counted(len(nodes), "node"))
 		default:
@@ -232,19 +233,23 @@ func waitsForUser(n *corev1.Node) bool {
 }
 
 // change requests the config: it sets the label and, in the same write, the annotation with the allowed evictions. It sets that annotation also for a label
-// that the node has already, but that is older than its agent. It removes one that allows another change.
+// that the node has already, but that is older than its agent. It keeps what the annotation allows already, and removes one that allows another change.
 func (a *application) change(n *corev1.Node, w cluster.Target) cluster.Change {
 	c := cluster.Change{Labels: map[string]*string{w.Label: &w.Name}}
 	if _, answered := n.Labels[config.LabelMIGConfigState]; answered && n.Labels[w.Label] != w.Name {
 		c.Labels[config.LabelMIGConfigState] = nil // the former answer goes with what it was for
 	}
-	if fields := a.allowed(); len(fields) > 0 || waitsForUser(n) {
+	former, there := n.Annotations[config.AnnotationAllowEviction]
+	asked, already, _ := config.ParseAllowance(former)
+	allows := *a
+	if asked == w.String() { // one flag at a time, as each report advises the next
+		allows.unmanaged, allows.emptyDir = a.unmanaged || already.UnmanagedPods != "", a.emptyDir || already.EmptyDir != ""
+	}
+	switch fields := allows.allowed(); {
+	case len(a.allowed()) > 0 || waitsForUser(n):
 		allowance := config.Allowance(w.Label, w.Name, fields...)
 		c.Annotations = map[string]*string{config.AnnotationAllowEviction: &allowance}
-		return c
-	}
-	former, there := n.Annotations[config.AnnotationAllowEviction]
-	if asked, _, _ := config.ParseAllowance(former); there && asked != w.String() {
+	case there && asked != w.String():
 		c.Annotations = map[string]*string{config.AnnotationAllowEviction: nil}
 	}
 	return c

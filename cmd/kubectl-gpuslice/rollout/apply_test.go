@@ -117,7 +117,7 @@ func TestALabelOnANodeWhoseAgentIsSilent(t *testing.T) {
 gpu-1  labelled gpuslice.io/profile=research
 gpu-2  labelled gpuslice.io/profile=research
 warning: the agent of gpu-1 has said nothing for 20m: kubectl get pods -A -l app.kubernetes.io/name=gpuslice --field-selector spec.nodeName=gpu-1
-the agents do the rest; to see it:
+to see what the agents do:
   kubectl gpuslice apply -l pool=research --profile research --wait
 `, 0)
 		if state, there := w.Node("gpu-1").Labels[config.LabelMIGConfigState]; there {
@@ -508,7 +508,7 @@ func TestWithoutWaitItSaysHowToSeeTheRollOut(t *testing.T) {
 		w.Start(apply()...)
 		w.Is(`
 gpu-1  labelled gpuslice.io/profile=research
-the agents do the rest; to see it:
+to see what the agents do:
   kubectl gpuslice apply -l pool=research --profile research --wait
 `, 0)
 	}, agenttest.GPU("gpu-1"))

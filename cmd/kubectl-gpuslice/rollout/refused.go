@@ -4,10 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
+	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/cmd/internal/cli"
 	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/cluster"
 	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/features"
@@ -57,9 +60,9 @@ func (r *refusals) Settled() (bool, error) {
 	return true, nil
 }
 
-// refusedAtOnce names the nodes with agents that refuse the request as soon as they see it. It is no error if agents keep silent: they may be in the
-// middle of a step.
-func (a *application) refusedAtOnce(ctx context.Context, client kube.Interface, w cluster.Target, asked []*followed, out *cli.Printer) error {
+// seeAtOnce names the nodes with agents that refuse the request as soon as they see it, or wait, and says how to see what the others do. It is no error if
+// agents keep silent: they may be in the middle of a step.
+func (a *application) seeAtOnce(ctx context.Context, client kube.Interface, w cluster.Target, asked []*followed, out *cli.Printer) error {
 	r := &refusals{nodes: asked}
 	waiting, cancel := context.WithTimeoutCause(ctx, refusalTime, cluster.ErrLate)
 	defer cancel()
@@ -69,18 +72,30 @@ func (a *application) refusedAtOnce(ctx context.Context, client kube.Interface, 
 	}
 	if err := cluster.Follow(waiting, client, names, r); err != nil && !errors.Is(err, cluster.ErrLate) && ctx.Err() == nil {
 		out.Printf("warning: %v\n", err)
+		a.saysHowToSee(asked, out)
 		return nil
 	}
 	for _, f := range asked {
-		if f.stage == failed {
+		switch {
+		case f.stage == failed:
 			out.Printf("%s  %s\n", f.Name, f.words())
+		case f.stage == pending && f.phase == api.PhaseWaiting:
+			out.Printf("%s  held up: %s\n", f.Name, f.words())
 		}
 	}
+	a.saysHowToSee(asked, out)
 	refused := failures(asked)
 	if len(refused) == 0 {
 		return nil
 	}
 	return fmt.Errorf("%s refused by %s; %s", w.Kind(), cli.Counted(len(refused), "node"), a.takeBack(refused, len(asked)))
+}
+
+// saysHowToSee says how to follow the nodes that have not ended yet.
+func (a *application) saysHowToSee(asked []*followed, out *cli.Printer) {
+	if slices.ContainsFunc(asked, func(f *followed) bool { return f.stage == pending }) {
+		out.Printf("to see what the agents do:\n  %s --wait\n", a.again)
+	}
 }
 
 // foresee asks agents whether they would refuse the request, as for a misspelt name. Only they know the names that they generate for the hardware,
@@ -97,11 +112,13 @@ func foresee(ctx context.Context, client kube.Interface, nodes []corev1.Node, w 
 		switch wouldRefuse := refusing(q); {
 		case ctx.Err() != nil:
 			return interrupted(ctx, err)
+		case apierrors.IsForbidden(err) && q.Unwritten:
+			return fmt.Errorf("%w; nothing was labelled", err)
 		case err != nil:
-			out.Printf("no agent has said whether it would refuse %s: %v; labelled anyway\n", w.Kind(), err)
+			out.Printf("no agent has said whether it would refuse %s: %v; it is labelled nevertheless\n", w.Kind(), err)
 			return nil
 		case len(refusals) == 0 && answers(q) == 0:
-			out.Printf("no agent has said within %s whether it would refuse %s; labelled anyway\n", foreseeTime, w.Kind())
+			out.Printf("no agent has said within %s whether it would refuse %s; it is labelled nevertheless\n", foreseeTime, w.Kind())
 			return nil
 		case len(wouldRefuse) < answers(q):
 			return nil

@@ -7,6 +7,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/watch"
 	k8stesting "k8s.io/client-go/testing"
@@ -16,6 +17,22 @@ import (
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/test/agenttest"
 )
+
+// Who labels a node that may not begin reads why, and what to do.
+func TestANodeThatIsHeldUpIsSaidAtOnce(t *testing.T) {
+	inWorld(t, func(w *world) {
+		w.Start(apply()...)
+		w.Says("gpu-1", agenttest.Research(api.PhaseWaiting, config.ReasonHeld, 0), "changes nothing until annotation gpuslice.io/hold is removed; to go on: kubectl annotate node gpu-1 gpuslice.io/hold-")
+		w.Says("gpu-2", agenttest.Research(api.PhaseDraining, config.ReasonFencing, 9), "on its way")
+		w.Is(`
+gpu-1  labelled gpuslice.io/profile=research
+gpu-2  labelled gpuslice.io/profile=research
+gpu-1  held up: Held: changes nothing until annotation gpuslice.io/hold is removed; to go on: kubectl annotate node gpu-1 gpuslice.io/hold-
+to see what the agents do:
+  kubectl gpuslice apply -l pool=research --profile research --wait
+`, 0)
+	}, agenttest.GPU("gpu-1"), agenttest.GPU("gpu-2"))
+}
 
 func TestANameThatANodeDoesNotHaveIsSaidAtOnce(t *testing.T) {
 	inWorld(t, func(w *world) {
@@ -59,7 +76,7 @@ error: profile research would be refused by 1 node, and nothing was labelled
 		"as another of the same model": {map[string]api.Answer{"gpu-1": unknown, "gpu-2": unknown}, "\ngpu-1  labelled", true},
 		"but for what may pass":        {map[string]api.Answer{"gpu-1": {Refused: "the API server is away"}, "gpu-2": {HeldUp: "held", Reason: config.ReasonHeld}}, "\ngpu-1  labelled", true},
 		"as far as agents answer": {map[string]api.Answer{"gpu-1": {For: agenttest.KeepsSilent}, "gpu-2": {For: agenttest.KeepsSilent}}, `
-no agent has said within 5s whether it would refuse profile research; labelled anyway
+no agent has said within 5s whether it would refuse profile research; it is labelled nevertheless
 gpu-1  labelled`, true},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -80,7 +97,17 @@ gpu-1  labelled`, true},
 			}, agenttest.GPU("gpu-1"), l4, agenttest.GPU("gpu-3"))
 		})
 	}
-	t.Run("where the user may not ask", func(t *testing.T) {
+	t.Run("as the user may not", func(t *testing.T) {
+		inWorld(t, func(w *world) {
+			w.Client.PrependReactor("patch", "nodes", func(k8stesting.Action) (bool, runtime.Object, error) {
+				return true, nil, apierrors.NewForbidden(schema.GroupResource{Resource: "nodes"}, "gpu-1", nil)
+			})
+			if said, code := w.Run(apply()...); code != 1 || !strings.Contains(said, "is forbidden") || !strings.HasSuffix(said, "; nothing was labelled\n") || strings.Contains(said, "nevertheless") {
+				t.Errorf("exit code %d: %s", code, said)
+			}
+		}, agenttest.GPU("gpu-1"))
+	})
+	t.Run("where the user may not watch", func(t *testing.T) {
 		inWorld(t, func(w *world) {
 			w.Client.PrependWatchReactor("nodes", func(k8stesting.Action) (bool, watch.Interface, error) {
 				return true, nil, apierrors.NewForbidden(schema.GroupResource{Resource: "nodes"}, "", nil)
