@@ -1,8 +1,12 @@
 package kubelet_test
 
 import (
+	"context"
+	"errors"
+	"net/http"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -10,10 +14,13 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	resourcev1 "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
 	podresourcesv1 "k8s.io/kubelet/pkg/apis/podresources/v1"
 
 	"github.com/gpuslice/gpuslice/test/cluster/claimdriver"
+	"github.com/gpuslice/gpuslice/test/cluster/clustertest"
 	"github.com/gpuslice/gpuslice/test/cluster/kubelet"
+	"github.com/gpuslice/gpuslice/test/receive"
 )
 
 // The order is kubelet's (SyncTerminatingPod): containers end, claims are unprepared, and only then is the pod said to have ended.
@@ -223,13 +230,84 @@ func TestTheSlicesOfADriverGoWithIt(t *testing.T) {
 	if err := j.Restart(t.Context()); err != nil {
 		t.Fatal(err)
 	}
+	j.FollowDrivers(t.Context())
 	j.hasSlices(t, others)
 }
+
+// The real kubelet counts from the end of the last connection, however short that was. What it has begun to delete it deletes, whoever has connected
+// meanwhile (DRAPluginManager.sync and wipeResourceSlices).
+func TestAConnectionPutsOffTheDeletionOfSlicesUntilThatBegins(t *testing.T) {
+	t.Parallel()
+	const name = "gpu.example.com"
+	var later laterClock
+	deletions := refusedDeletions{asked: make(chan struct{}, 1)}
+	j := join(t, kubelet.Options{Clock: &later, Config: &rest.Config{WrapTransport: deletions.wrap}})
+	j.publish(t, j.options.Node, name)
+	here := j.options.Node + " " + name
+	start := func() *claimdriver.Driver {
+		t.Helper()
+		d, err := claimdriver.Start(t.Context(), j.options.Dir, name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		j.connected(t, name)
+		return d
+	}
+	start().Stop()
+	j.FollowDrivers(t.Context())
+	for _, step := range []struct {
+		after time.Duration
+		want  []string
+	}{{20 * time.Second, []string{here}}, {20 * time.Second, []string{here}}, {31 * time.Second, nil}} {
+		later.by.Add(int64(step.after))
+		if step.want != nil {
+			start().Stop() // there for less than the second between two looks
+		}
+		j.FollowDrivers(t.Context())
+		j.hasSlices(t, step.want...)
+	}
+
+	start().Stop()
+	j.FollowDrivers(t.Context())
+	deletions.refuse.Store(true)
+	later.by.Add(int64(31 * time.Second))
+	receive.From(t, deletions.asked)
+	t.Cleanup(start().Stop)
+	j.publish(t, j.options.Node, name)
+	deletions.refuse.Store(false)
+	clustertest.Eventually(t, "the slices that the driver has published meanwhile are gone", func(ctx context.Context) (bool, error) {
+		list, err := j.admin.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{FieldSelector: "spec.nodeName=" + j.options.Node})
+		return err == nil && len(list.Items) == 0, err
+	})
+}
+
+// refusedDeletions is an API server that deletes no collection for a while.
+type refusedDeletions struct {
+	refuse atomic.Bool
+	asked  chan struct{} // while it refuses
+}
+
+func (d *refusedDeletions) wrap(next http.RoundTripper) http.RoundTripper {
+	return roundTrip(func(r *http.Request) (*http.Response, error) {
+		if r.Method != http.MethodDelete || !d.refuse.Load() {
+			return next.RoundTrip(r)
+		}
+		select {
+		case d.asked <- struct{}{}:
+		default:
+		}
+		return nil, errors.New("the test refuses it")
+	})
+}
+
+type roundTrip func(*http.Request) (*http.Response, error)
+
+func (f roundTrip) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
 // connected waits until kubelet has a connection to the driver.
 func (j *joined) connected(t *testing.T, driver string) {
 	t.Helper()
-	for !j.FollowDrivers(t.Context(), driver) {
+	for j.FollowDrivers(t.Context()); !j.Connected(driver); j.FollowDrivers(t.Context()) {
 		select {
 		case <-t.Context().Done():
 			t.Fatalf("driver %s is not connected", driver)

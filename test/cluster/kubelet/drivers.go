@@ -14,12 +14,13 @@ import (
 
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/stats"
 	resourcev1 "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/util/wait"
 	dra "k8s.io/kubelet/pkg/apis/dra/v1"
 	pluginregistration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 )
@@ -33,13 +34,16 @@ const (
 	claimCall = 45 * time.Second
 	// wipingDelay is how long the ResourceSlices of a DRA driver stay after it is gone.
 	wipingDelay = 30 * time.Second
-	// wipingCall bounds a deletion of ResourceSlices, which the next observation tries again.
-	wipingCall = 5 * time.Second
 	// allDrivers stands for the drivers of the node: at its start, kubelet knows none of them.
 	allDrivers = ""
 )
 
-// driverTable is kubelet's manager of DRA drivers: those that have registered, and for how long none of a name has answered.
+// wipingTries are how a real kubelet repeats a deletion of ResourceSlices that fails.
+var wipingTries = wait.Backoff{Duration: time.Second, Factor: 2, Jitter: 0.2, Cap: 5 * time.Minute, Steps: 100}
+
+// driverTable is kubelet's manager of DRA drivers: those that have registered, and since when none of a name is connected. It follows DRAPluginManager of
+// Kubernetes 1.37.1 (pkg/kubelet/cm/dra/plugin), where a connection cancels a deletion that is due, and neither a registration nor a connection cancels
+// one that has begun.
 type driverTable struct {
 	k   *Kubelet
 	dir string
@@ -48,22 +52,53 @@ type driverTable struct {
 	mu      sync.Mutex
 	sockets map[string]*draDriver // by the path of its registration socket
 	absent  map[string]*absence   // by the driver's name
+	left    []*grpc.ClientConn    // of drivers that are forgotten, to be closed
 
-	cancel context.CancelFunc // ends the looks
+	cancel context.CancelFunc // ends the looks and the deletions
 	work   sync.WaitGroup
 }
 
-// draDriver is the driver behind a registration socket; one without a connection was refused.
+// draDriver is the driver behind a registration socket; one without a connection to it was refused.
 type draDriver struct {
-	name string
-	file fs.FileInfo // of the socket: a driver that starts again makes another
-	conn *grpc.ClientConn
+	table *driverTable
+	path  string
+	name  string
+	file  fs.FileInfo // of the socket: a driver that starts again makes another
+	conn  *grpc.ClientConn
+
+	connected bool // guarded by table.mu
+}
+
+// TagRPC implements stats.Handler.
+func (d *draDriver) TagRPC(ctx context.Context, _ *stats.RPCTagInfo) context.Context { return ctx }
+
+// HandleRPC implements stats.Handler.
+func (d *draDriver) HandleRPC(context.Context, stats.RPCStats) {}
+
+// TagConn implements stats.Handler.
+func (d *draDriver) TagConn(ctx context.Context, _ *stats.ConnTagInfo) context.Context { return ctx }
+
+// HandleConn notes that the connection stands, or that it has ended.
+func (d *draDriver) HandleConn(_ context.Context, event stats.ConnStats) {
+	_, begins := event.(*stats.ConnBegin)
+	if _, ends := event.(*stats.ConnEnd); ends {
+		go d.conn.Connect() // gRPC does not reconnect by itself, and must not be asked in here
+	} else if !begins {
+		return
+	}
+	t := d.table
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.sockets[d.path] == d {
+		d.connected = begins
+		t.note(d.name)
+	}
 }
 
 // absence is the time without a connection to any driver of a name.
 type absence struct {
-	since time.Time
-	wiped bool // its ResourceSlices are deleted
+	since  time.Time
+	wiping bool // the deletion of its ResourceSlices has begun
 }
 
 func newDriverTable(k *Kubelet) *driverTable {
@@ -76,7 +111,7 @@ func (t *driverTable) start(ctx context.Context) {
 	t.mu.Lock()
 	t.sockets, t.absent = map[string]*draDriver{}, map[string]*absence{allDrivers: {}}
 	t.mu.Unlock()
-	t.wipe(ctx) // before anything is scheduled by them
+	t.wipe(ctx)
 	ticker := t.k.Clock.NewTicker(registrationPeriod)
 	t.work.Go(func() {
 		defer ticker.Stop()
@@ -99,10 +134,20 @@ func (t *driverTable) stop() error {
 	t.cancel()
 	t.work.Wait()
 	t.mu.Lock()
-	defer t.mu.Unlock()
-	var failed []error
 	for path := range t.sockets {
-		failed = append(failed, t.forget(path))
+		t.forget(path)
+	}
+	return t.unlock()
+}
+
+// unlock unlocks t.mu, and closes the connections of drivers that are forgotten: their end is noted under t.mu, too.
+func (t *driverTable) unlock() error {
+	left := t.left
+	t.left = nil
+	t.mu.Unlock()
+	var failed []error
+	for _, conn := range left {
+		failed = append(failed, conn.Close())
 	}
 	return errors.Join(failed...)
 }
@@ -110,7 +155,11 @@ func (t *driverTable) stop() error {
 // scan registers new drivers, and forgets drivers with a lost or replaced socket.
 func (t *driverTable) scan(ctx context.Context) {
 	t.mu.Lock()
-	defer t.mu.Unlock()
+	defer func() {
+		if err := t.unlock(); err != nil {
+			t.log.Warn("connections to DRA drivers did not close cleanly", zap.Error(err))
+		}
+	}()
 	paths, err := filepath.Glob(filepath.Join(t.dir, "*.sock"))
 	if err != nil || ctx.Err() != nil {
 		return
@@ -120,7 +169,8 @@ func (t *driverTable) scan(ctx context.Context) {
 		if err == nil && os.SameFile(file, d.file) && file.ModTime().Equal(d.file.ModTime()) {
 			continue
 		}
-		t.log.Info("DRA driver deregistered", zap.String("driver", d.name), zap.NamedError("closing", t.forget(path)))
+		t.forget(path)
+		t.log.Info("DRA driver deregistered", zap.String("driver", d.name))
 	}
 	for _, path := range paths {
 		if t.sockets[path] != nil {
@@ -130,7 +180,6 @@ func (t *driverTable) scan(ctx context.Context) {
 			t.log.Debug("DRA driver not registered", zap.String("socket", path), zap.Error(err))
 		}
 	}
-	t.note()
 }
 
 // register asks the driver who it is, connects to it, and confirms. The caller holds t.mu.
@@ -147,19 +196,22 @@ func (t *driverTable) register(ctx context.Context, path string) error {
 		if err != nil {
 			return err
 		}
-		d := &draDriver{name: info.GetName(), file: file}
+		d := &draDriver{table: t, path: path, name: info.GetName(), file: file}
+		t.sockets[path] = d
 		refusal := refused(path, info)
 		if refusal == "" {
-			if d.conn, err = grpc.NewClient("unix:"+t.k.socketOf(info.GetEndpoint()), grpc.WithTransportCredentials(insecure.NewCredentials())); err != nil {
+			d.conn, err = grpc.NewClient("unix:"+t.k.socketOf(info.GetEndpoint()), grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithStatsHandler(d))
+			if err != nil {
+				delete(t.sockets, path)
 				return err
 			}
 			d.conn.Connect()
+			t.note(d.name)
 		}
-		t.sockets[path] = d
 		t.log.Info("DRA driver registers", zap.String("driver", d.name), zap.String("refusal", refusal))
 		_, err = client.NotifyRegistrationStatus(ctx, &pluginregistration.RegistrationStatus{PluginRegistered: refusal == "", Error: refusal})
 		if err != nil && refusal == "" {
-			return errors.Join(err, t.forget(path))
+			t.forget(path)
 		}
 		return err
 	})
@@ -186,74 +238,65 @@ func refused(path string, info *pluginregistration.PluginInfo) string {
 	}
 }
 
-// forget closes the connection. The caller holds t.mu.
-func (t *driverTable) forget(path string) error {
+// forget gives up the connection. The caller holds t.mu.
+func (t *driverTable) forget(path string) {
 	d := t.sockets[path]
 	delete(t.sockets, path)
-	if d.conn == nil {
-		return nil
+	if d.conn != nil {
+		t.left = append(t.left, d.conn)
+		t.note(d.name)
 	}
-	if t.absent[d.name] == nil {
-		t.absent[d.name] = &absence{since: t.k.Clock.Now()}
-	}
-	return d.conn.Close()
 }
 
-// note keeps the time since which no driver of a name has answered. The caller holds t.mu.
-func (t *driverTable) note() {
-	usable := map[string]bool{}
+// note keeps the time since which no driver of the name is connected. It is called with each event that may change that. The caller holds t.mu.
+func (t *driverTable) note(name string) {
 	for _, d := range t.sockets {
-		if d.conn == nil {
-			continue
-		}
-		usable[d.name] = usable[d.name] || d.conn.GetState() == connectivity.Ready
-		d.conn.Connect() // gRPC does not reconnect by itself
-	}
-	for name, is := range usable {
-		if is {
+		if d.name == name && d.connected {
 			delete(t.absent, name)
-		} else if t.absent[name] == nil {
-			t.absent[name] = &absence{since: t.k.Clock.Now()}
+			return
 		}
+	}
+	if t.absent[name] == nil {
+		t.absent[name] = &absence{since: t.k.Clock.Now()}
 	}
 }
 
-// wipe deletes the node's ResourceSlices of drivers that have been gone for too long.
+// wipe begins to delete the node's ResourceSlices of drivers that have been gone for too long.
 func (t *driverTable) wipe(ctx context.Context) {
 	t.mu.Lock()
-	var due []string
+	defer t.mu.Unlock()
 	for name, a := range t.absent {
-		if !a.wiped && (name == allDrivers || t.k.Clock.Since(a.since) >= wipingDelay) {
-			due = append(due, name)
-		}
-	}
-	t.mu.Unlock()
-	for _, name := range due {
-		if err := t.wipeSlices(ctx, name); err != nil {
-			t.log.Warn("ResourceSlices not deleted", zap.String("driver", name), zap.Error(err))
+		if a.wiping || name != allDrivers && t.k.Clock.Since(a.since) < wipingDelay {
 			continue
 		}
-		t.mu.Lock()
-		if a := t.absent[name]; a != nil {
-			a.wiped = true
-		}
-		t.mu.Unlock()
-		t.log.Info("ResourceSlices deleted", zap.String("driver", name))
+		a.wiping = true
+		t.work.Go(func() {
+			t.wipeSlices(ctx, name)
+			t.mu.Lock()
+			defer t.mu.Unlock()
+			if t.absent[name] == a {
+				delete(t.absent, name) // what is published from now on stays until something changes
+			}
+		})
 	}
 }
 
-func (t *driverTable) wipeSlices(ctx context.Context, driver string) error {
-	ctx, cancel := context.WithTimeout(ctx, wipingCall)
-	defer cancel()
+// wipeSlices deletes the node's ResourceSlices of a driver, or of all. It goes on until the API server has deleted them, whoever has registered meanwhile.
+func (t *driverTable) wipeSlices(ctx context.Context, driver string) {
 	selector := fields.Set{resourcev1.ResourceSliceSelectorNodeName: t.k.Node}
 	if driver != allDrivers {
 		selector[resourcev1.ResourceSliceSelectorDriver] = driver
 	}
-	err := t.k.client.ResourceV1().ResourceSlices().DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{FieldSelector: selector.String()})
-	if apierrors.IsNotFound(err) { // an API server before 1.34 has none
-		return nil
-	}
-	return err
+	log := t.log.With(zap.String("driver", driver))
+	err := wait.ExponentialBackoffWithContext(ctx, wipingTries, func(ctx context.Context) (bool, error) {
+		err := t.k.client.ResourceV1().ResourceSlices().DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{FieldSelector: selector.String()})
+		if err != nil && !apierrors.IsNotFound(err) { // an API server before 1.34 has none
+			log.Warn("ResourceSlices not deleted", zap.Error(err))
+			return false, nil
+		}
+		return true, nil
+	})
+	log.Info("ResourceSlices deleted", zap.Error(err))
 }
 
 // registered is the connection to a driver, one that answers before one that does not.
@@ -263,7 +306,7 @@ func (t *driverTable) registered(ctx context.Context, name string) (*grpc.Client
 	defer t.mu.Unlock()
 	var found *grpc.ClientConn
 	for _, d := range t.sockets {
-		if d.name == name && d.conn != nil && (found == nil || d.conn.GetState() == connectivity.Ready) {
+		if d.name == name && d.conn != nil && (found == nil || d.connected) {
 			found = d.conn
 		}
 	}

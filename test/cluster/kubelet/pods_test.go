@@ -84,6 +84,9 @@ func join(t *testing.T, o kubelet.Options) *joined {
 	if err != nil {
 		t.Fatal(err)
 	}
+	if o.Config != nil { // it may have a say in each request
+		credentials.WrapTransport = o.Config.WrapTransport
+	}
 	o.Config, o.ReportAtOnce = credentials, true
 	o.OnAllocate, o.OnFree = j.usage.allocated, j.usage.freed
 	o.RestartDelay = 10 * time.Millisecond
