@@ -7,6 +7,7 @@ import (
 	"net"
 	"sync"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 	"k8s.io/client-go/rest"
@@ -51,6 +52,7 @@ type Proxy struct {
 
 	mu       sync.Mutex
 	cut      Cut
+	late     time.Duration
 	changed  chan struct{} // closed and replaced with every change of cut
 	listener net.Listener  // nil while connections are refused
 	links    map[*link]bool
@@ -120,6 +122,13 @@ func (p *Proxy) Cut(ctx context.Context, cut Cut) error {
 	}
 }
 
+// Slow has the API server answer that much later, from this moment on: each piece of an answer waits so long, behind the one before it.
+func (p *Proxy) Slow(by time.Duration) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.late = by
+}
+
 // Close ends the proxy and all connections through it.
 func (p *Proxy) Close() {
 	p.mu.Lock()
@@ -180,21 +189,27 @@ func (p *Proxy) connect(client net.Conn) {
 	p.links[l] = true
 	p.mu.Unlock()
 	var both sync.WaitGroup
-	both.Go(func() { p.carry(l, server, client, Cut.asks) })
-	both.Go(func() { p.carry(l, client, server, Cut.answers) })
+	both.Go(func() { p.carry(l, server, client, Cut.asks, func() time.Duration { return 0 }) })
+	both.Go(func() { p.carry(l, client, server, Cut.answers, p.lateness) })
 	both.Wait()
 	p.mu.Lock()
 	delete(p.links, l)
 	p.mu.Unlock()
 }
 
+func (p *Proxy) lateness() time.Duration {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.late
+}
+
 // carry takes what comes from one end to the other, as long as the proxy lets it.
-func (p *Proxy) carry(l *link, to, from net.Conn, passes func(Cut) bool) {
+func (p *Proxy) carry(l *link, to, from net.Conn, passes func(Cut) bool, late func() time.Duration) {
 	defer l.end()
 	buffer := make([]byte, 32<<10)
 	for {
 		n, err := from.Read(buffer)
-		if n > 0 && !p.await(l, passes) {
+		if n > 0 && !(l.wait(late()) && p.await(l, passes)) {
 			return
 		}
 		if _, failed := to.Write(buffer[:n]); err != nil || failed != nil {
@@ -217,6 +232,21 @@ func (p *Proxy) await(l *link, passes func(Cut) bool) bool {
 		case <-l.broken:
 			return false
 		}
+	}
+}
+
+// wait returns when the time is over, or false when the connection has broken before.
+func (l *link) wait(d time.Duration) bool {
+	if d == 0 {
+		return true
+	}
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-l.broken:
+		return false
 	}
 }
 

@@ -78,6 +78,12 @@ func TestAnAPIServerThatIsTakenAwayFromOneClient(t *testing.T) {
 	if got, err := written(t.Context(), direct, space, "late"); err != nil || !got {
 		t.Errorf("what was sent before it was mended: written %t (%v)", got, err)
 	}
+	const behind = 300 * time.Millisecond
+	p.Slow(behind)
+	began := time.Now()
+	if err := ask("slow"); err != nil || time.Since(began) < behind {
+		t.Errorf("an answer that comes %s late came after %s: %v", behind, time.Since(began), err)
+	}
 }
 
 // patience bounds a write that is to arrive.
