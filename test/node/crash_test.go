@@ -261,12 +261,18 @@ func TestKilledAtAnyInstantItEndsTheSame(t *testing.T) {
 // deployment has one pod, which belongs on this node.
 func (r *rig) deployment(namespace, name string, limits map[string]string) {
 	r.t.Helper()
-	pod, labels, one := r.podSpec(limits), map[string]string{"app": name}, int32(1)
+	r.deploymentOf(namespace, name, 1, corev1.PodTemplateSpec{Spec: r.podSpec(limits)})
+}
+
+// deploymentOf has so many pods.
+func (r *rig) deploymentOf(namespace, name string, count int32, pod corev1.PodTemplateSpec) {
+	r.t.Helper()
+	labels := map[string]string{"app": name}
+	pod.Labels = labels
 	_, err := r.client.AppsV1().Deployments(namespace).Create(r.t.Context(), &appsv1.Deployment{
 		ObjectMeta: metav1.ObjectMeta{Name: name},
 		Spec: appsv1.DeploymentSpec{
-			Replicas: &one, Selector: &metav1.LabelSelector{MatchLabels: labels},
-			Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: pod},
+			Replicas: &count, Selector: &metav1.LabelSelector{MatchLabels: labels}, Template: pod,
 		},
 	}, metav1.CreateOptions{})
 	if err != nil {

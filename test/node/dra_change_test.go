@@ -420,6 +420,16 @@ func (s *claimStage) slow(name string) *corev1.Pod {
 // driverPID is the process of NVIDIA's DRA driver on the node.
 func (r *rig) driverPID() int {
 	r.t.Helper()
+	pid, runs := r.driverProcess()
+	if !runs {
+		r.t.Fatalf("no process of NVIDIA's DRA driver on node %s", r.Name)
+	}
+	return pid
+}
+
+// driverProcess is driverPID, if the driver runs.
+func (r *rig) driverProcess() (pid int, runs bool) {
+	r.t.Helper()
 	lines, err := filepath.Glob(filepath.Join(r.ProcRoot(), "[0-9]*", "cmdline"))
 	if err != nil {
 		r.t.Fatal(err)
@@ -427,11 +437,10 @@ func (r *rig) driverPID() int {
 	for _, line := range lines {
 		text, err := os.ReadFile(line)
 		if pid, bad := strconv.Atoi(filepath.Base(filepath.Dir(line))); err == nil && bad == nil && bytes.Contains(text, []byte("gpu-kubelet-plugin")) {
-			return pid
+			return pid, true
 		}
 	}
-	r.t.Fatalf("no process of NVIDIA's DRA driver on node %s", r.Name)
-	return 0
+	return 0, false
 }
 
 // Promise 19. A claim is written before its pod is bound, so that pods come to devices that the change has just taken away, however the node is fenced.

@@ -40,14 +40,14 @@ var withDRADriver struct {
 	err   error
 }
 
-// withShort is the one test with NVIDIA's DRA driver that runs with -short: a control plane and a minute of a small machine are enough.
-const withShort = "TestExactlyTheClaimantsOfTheCutGPULeave"
+// withShort are the tests with NVIDIA's DRA driver that run with -short: a control plane and two minutes of a small machine are enough.
+var withShort = []string{"TestExactlyTheClaimantsOfTheCutGPULeave", "TestInRandomChangesOnlyClaimantsOfWhatGoesLeave"}
 
 // newDRARig starts a node that has NVIDIA's DRA driver in place of its device plugin, in the mode.
 func newDRARig(t *testing.T, spec, settings, mode string) *rig {
 	t.Helper()
-	if testing.Short() && t.Name() != withShort {
-		t.Skip("with -short, NVIDIA's DRA driver is started by " + withShort + " alone")
+	if name, _, _ := strings.Cut(t.Name(), "/"); testing.Short() && !slices.Contains(withShort, name) {
+		t.Skip("with -short, NVIDIA's DRA driver is started by " + strings.Join(withShort, " and ") + " alone")
 	}
 	build(t)
 	c := clustertest.Apart(t, "dra")
