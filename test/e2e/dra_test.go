@@ -118,23 +118,11 @@ func TestALabelCutsTheGPUsThatNVIDIAsDRADriverGivesOut(t *testing.T) {
 	if testing.Short() {
 		t.Skip("NVIDIA's DRA driver is built for tests at full length alone")
 	}
-	const gpus, slicesOfGPU = 8, 7
-	i := install(t, fmt.Sprintf("gpus: [{model: H100-80GB, count: %d}]", gpus), "dra")
-	i.did("")
-	i.startDRADriver()
-	i.applyText("profiles.yaml", slicesOf)
-	i.awaitSlices(gpus)
-	i.did("installed: the agent and NVIDIA's DRA driver run")
-
-	i.label(config.LabelProfile, "small")
-	i.inTime(i.awaitSlices(gpus * slicesOfGPU))
-	i.awaitCut("small")
-	i.did("a label cuts all GPUs, and their slices are claimed")
-
-	i.applyText("template-1g.yaml", fmt.Sprintf(template, "1g.10gb", i.Namespace))
+	const gpus = 8
+	i := installWithClaims(t, gpus)
 	i.applyText("template-3g.yaml", fmt.Sprintf(template, "3g.40gb", i.Namespace))
-	i.claimants("small", "1g.10gb", gpus*slicesOfGPU)
-	i.claimants("large", "3g.40gb", 1)
+	i.claimants("small", "1g.10gb", gpus*slicesOfGPU, 0)
+	i.claimants("large", "3g.40gb", 1, 0)
 	full := i.awaitHoldings(gpus * slicesOfGPU)
 	i.did(fmt.Sprintf("%d pods run, each on the slice of its claim", len(full)))
 
@@ -161,6 +149,89 @@ func TestALabelCutsTheGPUsThatNVIDIAsDRADriverGivesOut(t *testing.T) {
 	i.awaitCut("small")
 	i.onlyHoldersLeft(apart, i.awaitHoldings(gpus*slicesOfGPU))
 	i.did("kubelet is restarted between cut and proof: the same end, and no other pod leaves")
+}
+
+// slicesOfGPU is how many profile small makes of a GPU.
+const slicesOfGPU = 7
+
+// installWithClaims starts a node on which NVIDIA's DRA driver gives out so many GPUs, cut as profile small says. Claims may be made of template 1g.10gb.
+func installWithClaims(t *testing.T, gpus int) *installed {
+	t.Helper()
+	i := install(t, fmt.Sprintf("gpus: [{model: H100-80GB, count: %d}]", gpus), "dra")
+	i.did("")
+	i.startDRADriver()
+	i.applyText("profiles.yaml", slicesOf)
+	i.awaitSlices(gpus)
+	i.did("installed: the agent and NVIDIA's DRA driver run")
+
+	i.label(config.LabelProfile, "small")
+	i.inTime(i.awaitSlices(gpus * slicesOfGPU))
+	i.awaitCut("small")
+	i.applyText("template-1g.yaml", fmt.Sprintf(template, "1g.10gb", i.Namespace))
+	i.did("a label cuts all GPUs, and their slices are claimed")
+	return i
+}
+
+// Promise 5. Kubelet ends no pod with claims while the driver is away. The driver's DaemonSet is rolled out while pods of a change leave: the successor starts
+// on the node that is closed, and they end.
+func TestTheDRADriverIsRolledOutWhilePodsOfAChangeLeave(t *testing.T) {
+	if testing.Short() {
+		t.Skip("NVIDIA's DRA driver is built for tests at full length alone")
+	}
+	const gpus = 2
+	i := installWithClaims(t, gpus)
+	i.claimants("small", "1g.10gb", gpus*slicesOfGPU, 20*time.Second)
+	full := i.awaitHoldings(gpus * slicesOfGPU)
+	former := i.driverPod("the driver's pod", anyPod)
+	i.did(fmt.Sprintf("%d pods run, each on the slice of its claim", len(full)))
+
+	i.label(config.LabelProfile, "first-apart")
+	i.until("pods to leave", func() bool { return i.leaving() > 0 })
+	i.kubectl(t.Context(), "-n", former.Namespace, "rollout", "restart", "daemonset", metav1.GetControllerOf(former).Name)
+	i.driverPod("the driver's successor", func(p *corev1.Pod) bool { return p.UID != former.UID })
+	if left := i.leaving(); left == 0 || !i.underWay() {
+		t.Errorf("%d pods leave: this shows nothing", left)
+	}
+	i.awaitCut("first-apart")
+	i.awaitSlices(slicesOfGPU + 4)
+	i.onlyHoldersLeft(full, i.awaitHoldings(slicesOfGPU+2)) // no pod asks for the 3g.40gb and the 2g.20gb
+	i.did("the driver is rolled out while pods of a change leave: its successor starts, they end, all others run on")
+}
+
+// driverPod is the pod of NVIDIA's DRA driver, which runs and is ready.
+func (i *installed) driverPod(what string, wanted func(*corev1.Pod) bool) *corev1.Pod {
+	i.t.Helper()
+	var pod *corev1.Pod
+	i.until(what, func() bool {
+		found, err := i.Client.CoreV1().Pods(metav1.NamespaceAll).List(i.t.Context(), metav1.ListOptions{FieldSelector: "spec.nodeName=" + i.View.Node})
+		if err != nil {
+			i.t.Fatal(err)
+		}
+		for n := range found.Items {
+			p := &found.Items[n]
+			if p.Spec.Containers[0].Image == node.DRADriverImage && p.DeletionTimestamp == nil && ready(p) && wanted(p) {
+				pod = p
+				return true
+			}
+		}
+		return false
+	})
+	return pod
+}
+
+// leaving is how many pods of the test are about to end.
+func (i *installed) leaving() (count int) {
+	i.t.Helper()
+	pods, err := i.Client.CoreV1().Pods(i.Namespace).List(i.t.Context(), metav1.ListOptions{})
+	if err != nil {
+		i.t.Fatal(err)
+	}
+	for _, p := range pods.Items {
+		if p.DeletionTimestamp != nil {
+			count++
+		}
+	}
+	return count
 }
 
 // devices are the UUIDs of what NVML says that can be given out, sorted.
@@ -248,10 +319,14 @@ func (i *installed) awaitCut(profile string) {
 	})
 }
 
-// claimants are pods of a Deployment, each of which computes on a device that it claims.
-func (i *installed) claimants(name, template string, count int32) {
+// claimants are pods of a Deployment, each of which computes on a device that it claims, and takes so long to end.
+func (i *installed) claimants(name, template string, count int32, ends time.Duration) {
 	i.t.Helper()
-	grace := int64(1)
+	var lifecycle *corev1.Lifecycle
+	if ends > 0 {
+		lifecycle = &corev1.Lifecycle{PreStop: &corev1.LifecycleHandler{Sleep: &corev1.SleepAction{Seconds: int64(ends.Seconds())}}}
+	}
+	grace := int64(ends.Seconds()) + 1
 	_, err := i.Client.AppsV1().Deployments(i.Namespace).Create(i.t.Context(), &appsv1.Deployment{
 		ObjectMeta: metav1.ObjectMeta{Name: name},
 		Spec: appsv1.DeploymentSpec{
@@ -262,7 +337,7 @@ func (i *installed) claimants(name, template string, count int32) {
 					TerminationGracePeriodSeconds: &grace,
 					ResourceClaims:                []corev1.PodResourceClaim{{Name: "slice", ResourceClaimTemplateName: &template}},
 					Containers: []corev1.Container{{
-						Name: "main", Image: trainer, Resources: corev1.ResourceRequirements{Claims: []corev1.ResourceClaim{{Name: "slice"}}},
+						Name: "main", Image: trainer, Lifecycle: lifecycle, Resources: corev1.ResourceRequirements{Claims: []corev1.ResourceClaim{{Name: "slice"}}},
 					}},
 				},
 			},
