@@ -81,7 +81,7 @@ func (i *installed) startDRADriver() {
 	}
 	i.applyText("dra-driver.yaml", text)
 	i.t.Cleanup(func() {
-		i.kubectl(context.WithoutCancel(i.t.Context()), "delete", "--wait=false", "-f", i.file("dra-driver.yaml"))
+		i.kubectl(context.WithoutCancel(i.t.Context()), "delete", "--timeout=3m", "-f", i.file("dra-driver.yaml")) // another test may install it again
 	})
 	i.label(node.DRADriverLabel, node.DRAStatic)
 }
