@@ -75,6 +75,7 @@ func (a *Agent) observe(ctx context.Context) (*state.Observed, error) {
 	a.actors.hardware.ObserveSpecs(ctx, seen)
 	seen.Started = a.actors.units.ObserveStarted(ctx, seen)
 	a.observePlugin(ctx, seen)
+	seen.Early = a.actors.hardware.Early(offer.Of(seen).Pods())
 	seen.Complete = true
 	return seen, nil
 }

@@ -49,6 +49,39 @@ func (w *world) pluginUID(byClaims bool) string {
 	return string(pods[0].UID)
 }
 
+// Promise 9. A plugin that starts between the agent's last look and the end of the last call has read GPUs that are not yet cut: it is restarted at once, and not
+// only when it is late.
+func TestAPluginThatStartsWithinACallIsRestarted(t *testing.T) {
+	for name, row := range map[string]struct {
+		byClaims bool
+		replace  func(w *world)
+	}{
+		"NVIDIA's DRA driver": {true, func(w *world) { w.restartDRADriver(); w.turnDRADriver(false) }},
+		"the device plugin":   {false, (*world).replacePlugin},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, h100)
+				w.noPlugin, w.draDriver = row.byClaims, row.byClaims
+				w.spend(time.Minute)
+				w.converge("all-balanced")
+				uid, cut := "", time.Time{}
+				w.countChanges(func(int) {
+					row.replace(w)
+					uid = w.pluginUID(row.byClaims)
+					<-time.After(2 * time.Second) // as long as the call takes
+					cut = time.Now()
+				})
+				w.label("all-1g.10gb")
+				w.reach("all-1g.10gb")
+				if took := w.condition().LastTransitionTime.Sub(cut); took > w.settings.Timeouts.Capacity/4 || w.pluginUID(row.byClaims) == uid {
+					t.Errorf("the change took %s after the last call, and the plugin was restarted: %t", took, w.pluginUID(row.byClaims) != uid)
+				}
+			})
+		})
+	}
+}
+
 // Promise 7. What the plugin offers shows that it has read the former GPUs.
 func TestAPluginThatOffersWhatIsGoneIsRestarted(t *testing.T) {
 	for name, byClaims := range map[string]bool{"NVIDIA's DRA driver": true, "the device plugin": false} {

@@ -229,6 +229,7 @@ func Operands(seen *state.Observed) (pauses []plan.Pause, pods []plan.Operand) {
 		pods = append(pods, o.operand(plan.Operand{
 			Pod:     plan.Pod{Namespace: p.Namespace, Name: p.Name, UID: string(p.UID), Ending: p.DeletionTimestamp != nil},
 			Stale:   seen.Journal != nil && seen.Journal.RanBefore(string(p.UID)),
+			Early:   seen.Journal != nil && slices.Contains(seen.Early, p.UID),
 			Returns: holders.Tolerates(p.Spec.Tolerations, state.FenceTaint()),
 			ByLabel: byLabel[string(p.UID)], Outdated: isOutdated(seen, o, &p, seen.Capacity.Strategy),
 		}, &p))

@@ -94,6 +94,8 @@ type Operand struct {
 	ByLabel bool // it is one of Pauses
 	// Outdated: it does not advertise the current GPUs. It has run since before a GPU recovered, or has long advertised devices that are gone.
 	Outdated bool
+	// Early: it was there when the last call on a GPU ended, and may have started within the call. The journal need not have it.
+	Early bool
 	// Late: it has run for half of the wait for capacity, and kubelet does not have its devices.
 	Late bool
 }
@@ -637,10 +639,10 @@ func giveBack(seen Observed, want Desired, parks bool) []Step {
 	return append(steps, seen.Slot.release()...)
 }
 
-// toRestart returns the operands that read the GPUs before the change, and those with late devices.
+// toRestart returns the operands that read the GPUs before their last change, and those with late devices.
 func toRestart(operands []Operand) (stale, late []Pod) {
 	for _, o := range operands {
-		if o.Stale {
+		if o.Stale || o.Early {
 			stale = append(stale, o.Pod)
 		}
 		if o.Late {

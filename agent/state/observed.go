@@ -35,6 +35,7 @@ type Observed struct {
 	GPUs         []nvml.GPU
 	Recovered    map[nvml.UUID]time.Time // for each healthy GPU: restart a device plugin that started earlier and withholds it
 	Outdated     time.Time               // restart a device plugin that started earlier and advertises devices that are gone; zero if none
+	Early        []types.UID             // pods of what offers the GPUs that were there right after this process last changed what they read at their start
 	Sick         plan.Sick
 	Specs        []string // CDI specs that do not describe the present GPU instances
 	Reboots      plan.Reboots

@@ -376,6 +376,24 @@ func TestTheDRADriversPodIsReplacedAtEachStepOfAChange(t *testing.T) {
 	}
 }
 
+// Promise 9. The driver reads the GPUs once, at its start. One that starts while the last call cuts a GPU has read too early: the agent restarts it as the
+// one that ran before the change, and does not wait for half of timeouts.capacity.
+func TestADRADriverThatStartsWithinTheLastCallOfACutIsRestarted(t *testing.T) {
+	t.Parallel()
+	s := newClaimStage(t, "timeouts: {capacity: 20m}\n")
+	if err := s.GPUs.Delay(gpusim.CreateGpuInstanceWithPlacement, 15*time.Second); err != nil {
+		t.Fatal(err)
+	}
+	s.run()
+	s.awaitReason(config.ReasonNotRequested)
+	s.label(config.LabelMIGConfig, "one")
+	for range 3 {
+		s.awaitStep("GPU 0: destroy")
+	}
+	s.restartDRADriver()
+	s.check(s.await("config one", s.verified("one")), "7g.80gb@0", s.leave)
+}
+
 // atEachStep does something after each step of the agent until the node has the config, and returns the node.
 func (s *claimStage) atEachStep(name string, do func()) *corev1.Node {
 	s.t.Helper()

@@ -8,6 +8,8 @@ import (
 	"slices"
 
 	"go.uber.org/zap"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpuslice/gpuslice/agent/act"
 	"github.com/gpuslice/gpuslice/agent/act/evict"
@@ -43,8 +45,10 @@ type GPUs struct {
 	Retries   *decide.Retries
 	Journal   *journal.Writer
 
-	failures int    // of writing the specs, in a row
-	trouble  string // why the agent could not read the specs, the last time
+	failures int         // of writing the specs, in a row
+	trouble  string      // why the agent could not read the specs, the last time
+	shaped   bool        // a call has changed what a device plugin reads at its start, and Early has not seen the plugin's pods since
+	early    []types.UID // pods that Early has then seen
 }
 
 // SpecsAbandoned reports whether writing the specs has failed so often that the agent does not keep the node for them.
@@ -58,18 +62,8 @@ func (g *GPUs) Change(ctx context.Context, in act.Input) error {
 		}
 		return failure
 	}
-	if owner := in.Seen.Owner; !in.Want.Undo && !owner.MayCut() && !switchesMode(in) { // it was the agent's when the change began
-		who := owner.Driver
-		switch {
-		case owner.Other != "":
-			who = owner.Other
-		case owner.Kind == api.OwnerBoth:
-			who += ", next to a device plugin,"
-		}
-		return &api.Failure{
-			Fingerprint: in.Want.Fingerprint, Reason: config.ReasonForeignOwner, Later: true,
-			Message: fmt.Sprintf("not touching the GPUs: %s manages them now", who),
-		}
+	if failure := foreignOwner(in); failure != nil {
+		return failure
 	}
 	if !in.Want.Undo && in.Step().Traits().HoldersKnown {
 		if err := g.Evictions.RequireHoldersKnown(in.Seen, in.Want, in.Step()); err != nil {
@@ -81,6 +75,9 @@ func (g *GPUs) Change(ctx context.Context, in act.Input) error {
 		return err
 	}
 	err = g.drive(ctx, in.Step())
+	if in.Step().Traits().ShapesPlugin {
+		g.shaped = true
+	}
 	release()
 	switch {
 	case err == nil:
@@ -91,6 +88,25 @@ func (g *GPUs) Change(ctx context.Context, in act.Input) error {
 		return g.Processes.HeldBy(ctx, in.Seen, in.Step(), err)
 	default:
 		return err
+	}
+}
+
+// foreignOwner returns why the agent leaves GPUs alone that were its own when the change began; nil if they still are.
+func foreignOwner(in act.Input) error {
+	owner := in.Seen.Owner
+	if in.Want.Undo || owner.MayCut() || switchesMode(in) {
+		return nil
+	}
+	who := owner.Driver
+	switch {
+	case owner.Other != "":
+		who = owner.Other
+	case owner.Kind == api.OwnerBoth:
+		who += ", next to a device plugin,"
+	}
+	return &api.Failure{
+		Fingerprint: in.Want.Fingerprint, Reason: config.ReasonForeignOwner, Later: true,
+		Message: fmt.Sprintf("not touching the GPUs: %s manages them now", who),
 	}
 }
 
@@ -172,6 +188,18 @@ func (g *GPUs) abandonPersistence(ctx context.Context, in act.Input, why error) 
 	}
 	g.Events.Node(g.Node, events.PersistenceLost(in.Step().Index, reason, why))
 	return outcome.ErrPlanAgain
+}
+
+// Early returns the pods of what offers the GPUs that were there right after the last call that changes what such a pod reads at its start. Some of them may
+// have started within the call.
+func (g *GPUs) Early(pods []corev1.Pod) []types.UID {
+	if g.shaped {
+		g.shaped, g.early = false, nil
+		for _, p := range pods {
+			g.early = append(g.early, p.UID)
+		}
+	}
+	return g.early
 }
 
 // Snapshot reads the present state of the GPUs.
