@@ -137,7 +137,7 @@ func (k *Kubelet) network() string {
 
 func (k *Kubelet) baseSpecPath() string { return k.file("base-spec.json") }
 
-// writeBaseSpec writes the base spec of every container: containerd's own, and the driver.
+// writeBaseSpec writes the base spec of every container: containerd's own, the driver, and the node's boot id.
 func (k *Kubelet) writeBaseSpec() error {
 	out, err := exec.Command(filepath.Join(k.Runtime, "ctr"), "oci", "spec").Output()
 	if err != nil {
@@ -163,6 +163,7 @@ func (k *Kubelet) writeBaseSpec() error {
 		env = append(env, variable)
 	}
 	process["env"] = env
+	spec["hooks"] = map[string]any{"createContainer": []any{map[string]any{"path": "/bin/sh", "args": []string{"sh", "-c", showBootInContainer}}}}
 	text, err := json.Marshal(spec)
 	if err != nil {
 		return err
@@ -171,6 +172,11 @@ func (k *Kubelet) writeBaseSpec() error {
 }
 
 const bootIDPath = "/proc/sys/kernel/random/boot_id"
+
+// showBootInContainer has a container read the boot id that kubelet reads, like all programs of a machine. A container has a /proc of its own, and runc refuses
+// a mount below it; a hook runs before the container has its root, and still sees the node's /proc.
+const showBootInContainer = `bundle=$(sed -n 's/.*"bundle": *"\([^"]*\)".*/\1/p')
+exec mount --bind ` + bootIDPath + ` "$bundle/rootfs` + bootIDPath + `"`
 
 // showBootID has kubelet read another boot id after each boot.
 func (k *Kubelet) showBootID() error {
