@@ -198,6 +198,60 @@ func TestTheDRADriverIsRolledOutWhilePodsOfAChangeLeave(t *testing.T) {
 	i.did("the driver is rolled out while pods of a change leave: its successor starts, they end, all others run on")
 }
 
+// Promises 3 and 8. A reboot takes all GPU instances, and the claims of pods name them by GPU, profile and place. The agent makes again what it has verified,
+// where it was, of GPUs that the label does not name too. So each pod starts again on what it had, and none leaves.
+func TestPodsWithClaimsStayOverAReboot(t *testing.T) {
+	if testing.Short() {
+		t.Skip("NVIDIA's DRA driver is built for tests at full length alone")
+	}
+	const gpus = 2
+	i := installWithClaims(t, gpus)
+	i.label(config.LabelProfile, "first-apart")
+	i.awaitSlices(slicesOfGPU + 4)
+	i.awaitCut("first-apart")
+	i.applyText("template-3g.yaml", fmt.Sprintf(template, "3g.40gb", i.Namespace))
+	i.claimants("small", "1g.10gb", slicesOfGPU+2, 0)
+	i.claimants("large", "3g.40gb", 1, 0)
+	before, cut := i.awaitHoldings(slicesOfGPU+3), i.geometries()
+	i.did("pods run on the slices of both GPUs, of which the label names one")
+
+	if err := i.gpus.Reboot(); err != nil {
+		t.Fatal(err)
+	}
+	if err := i.Reboot(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	i.awaitSlices(slicesOfGPU + 4)
+	i.awaitCut("first-apart")
+	if diff := cmp.Diff(cut, i.geometries()); diff != "" {
+		t.Errorf("the GPUs are cut otherwise (-before +after the reboot):\n%s", diff)
+	}
+	claims := func(all map[types.UID]holding) map[types.UID]types.UID {
+		out := map[types.UID]types.UID{}
+		for pod, h := range all {
+			out[pod] = h.Claim
+		}
+		return out
+	}
+	if diff := cmp.Diff(claims(before), claims(i.awaitHoldings(len(before)))); diff != "" {
+		t.Errorf("pods and their claims (-before +after the reboot):\n%s", diff)
+	}
+	i.did("the machine reboots: each pod is on the device of its claim again")
+}
+
+// geometries are how the GPUs are cut.
+func (i *installed) geometries() (all []string) {
+	i.t.Helper()
+	seen, err := i.gpus.Driver().Snapshot(i.t.Context())
+	if err != nil {
+		i.t.Fatal(err)
+	}
+	for _, gpu := range seen {
+		all = append(all, gpu.Geometry().String())
+	}
+	return all
+}
+
 // driverPod is the pod of NVIDIA's DRA driver, which runs and is ready.
 func (i *installed) driverPod(what string, wanted func(*corev1.Pod) bool) *corev1.Pod {
 	i.t.Helper()
