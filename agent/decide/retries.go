@@ -228,15 +228,28 @@ func (r *Retries) Failed(step plan.Step, want state.Desired, err error) outcome.
 	pause := r.PauseAfter(tried.failures)
 	tried.next = r.clock.Now().Add(pause)
 	tried.lastDecision = tryAgain(pause, err)
-	if step.Traits().Bounded && tried.failures >= r.settings.Retry.Failures {
+	switch all := sanitize.Counted(r.settings.Retry.Failures, "attempt"); {
+	case !step.Traits().Bounded:
+	case tried.failures < r.settings.Retry.Failures:
+		tried.lastDecision.Message += fmt.Sprintf(" until about %s: %d of %s have failed", outcome.Moment(r.lastTry(tried.failures)), tried.failures, all)
+	default:
 		failure := &api.Failure{
 			Fingerprint: want.Fingerprint, Reason: givenUp(step, err),
-			Message: fmt.Sprintf("%v; given up after %s", err, sanitize.Counted(r.settings.Retry.Failures, "attempt")),
+			Message: fmt.Sprintf("%v; given up after %s", err, all),
 		}
 		tried.lastDecision = outcome.Decision{Failure: failure, Reason: failure.Reason, Message: failure.Message, Stalled: true}
 	}
 	r.attempts[step.String()] = tried
 	return tried.lastDecision
+}
+
+// lastTry returns when the last attempt of a step begins that has failed so many times, if the attempts take no time.
+func (r *Retries) lastTry(failures int) time.Time {
+	at := r.clock.Now()
+	for ; failures < r.settings.Retry.Failures; failures++ {
+		at = at.Add(r.PauseAfter(failures))
+	}
+	return at
 }
 
 // givenUp returns the reason for giving up a change when the step has failed too often. Each step also writes to the API server or to the host, so only the

@@ -130,7 +130,7 @@ func TestAStepThatFailsIsTriedAgainUntilItsBudgetIsUsedUp(t *testing.T) {
 		if d := b.Failed(create, state.Desired{}, errors.New("no")); d.After != pause || d.Failure != nil || d.Reason != config.ReasonRetrying {
 			t.Errorf("failure %d: %+v, want a pause of %s", i+1, d, pause)
 		}
-		if said, want := early(b, create), fmt.Sprintf("waits %s, Retrying: no; trying again", pause); said != want {
+		if said, want := early(b, create), fmt.Sprintf("waits %s, Retrying: no; trying again until about 1970-01-01 00:00:06Z: %d of 4 attempts have failed", pause, i+1); said != want {
 			t.Errorf("after failure %d: %s, want %s", i+1, said, want)
 		}
 		if said := early(b, evict); said != "" {
