@@ -403,9 +403,23 @@ func TestAGPUThatAnotherDRADriverGivesOutIsNotCut(t *testing.T) {
 		if *calls > 0 {
 			t.Errorf("%d calls that change a GPU", *calls)
 		}
-		w.others = w.others[:2]
+		others, pci := w.others[:2:2], w.snapshot()[1].PCI
+		w.others = others
 		w.label("all-disabled")
 		w.reach("all-disabled")
+
+		w.countChanges(func(call int) { // a change that has begun is completed first
+			if call == 5 {
+				w.others = append(others, ofOther("hami.example", bus, pci))
+			}
+		})
+		w.label("all-1g.10gb")
+		w.spend(time.Hour)
+		w.expectRefused(config.ReasonForeignOwner, "DRA driver hami.example (device d)")
+		w.expectGivenBack()
+		if n := len(w.snapshot()[1].Instances); n != 7 {
+			t.Errorf("GPU 1 has %d instances", n)
+		}
 	})
 }
 

@@ -39,7 +39,7 @@ func OwnerOf(s *state.Observed) state.Owner {
 			o.Claimants = holding
 		}
 	}
-	if o.Kind, o.Evidence = ownerKind(s, o, drivers, changing, holding); other != "" {
+	if o.Kind, o.Evidence = ownerKind(s, o, drivers, changing, holding); other != "" && s.Journal == nil {
 		o.Kind, o.Evidence = api.OwnerBoth, otherHas
 	}
 	return o

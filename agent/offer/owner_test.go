@@ -259,7 +259,7 @@ func TestOwnerOf(t *testing.T) {
 		"another DRA driver next to the plugin": {
 			offered: capacity.Resources{"nvidia.com/gpu": {"GPU-0"}}, others: others, want: api.OwnerBoth, says: []string{"what advertises nvidia.com/gpu", "DRA driver hami.example"},
 		},
-		"another DRA driver in a change":      {changing: true, pods: []corev1.Pod{draPod()}, slices: whole, others: others, want: api.OwnerBoth},
+		"another DRA driver in a change":      {changing: true, pods: []corev1.Pod{draPod()}, slices: whole, others: others, want: api.OwnerDRAStatic},
 		"another DRA driver alone":            {others: others, want: api.OwnerBoth, says: []string{"DRA driver hami.example"}},
 		"another DRA driver, of several GPUs": {others: map[holders.Device]string{{Driver: "hami.example", Name: "d"}: ""}, want: api.OwnerBoth},
 		"another DRA driver, of a long name": {
