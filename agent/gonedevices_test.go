@@ -31,11 +31,14 @@ func (w *world) podWithClaim(name, device string, change ...func(*corev1.Pod)) {
 }
 
 // allocate has the scheduler make and allocate the claim of a pod.
-func (w *world) allocate(name, device string) {
+func (w *world) allocate(name, device string, change ...func(*resourcev1.DeviceRequestAllocationResult)) {
 	w.t.Helper()
 	claim := &resourcev1.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: name + "-gpu"}}
 	claim.Status.Allocation = &resourcev1.AllocationResult{}
 	claim.Status.Allocation.Devices.Results = []resourcev1.DeviceRequestAllocationResult{{Driver: holders.ClaimDriver, Pool: nodeName, Device: device}}
+	for _, c := range change {
+		c(&claim.Status.Allocation.Devices.Results[0])
+	}
 	claim.Status.ReservedFor = []resourcev1.ResourceClaimConsumerReference{{Resource: "pods", Name: name, UID: types.UID(name)}}
 	if _, err := w.client.ResourceV1().ResourceClaims("team").Create(w.t.Context(), claim, metav1.CreateOptions{}); err != nil {
 		w.t.Fatal(err)
@@ -180,6 +183,21 @@ func TestPodsWhoseDevicesAreGoneAreNamedAndLeaveWhereALabelAsks(t *testing.T) {
 		}
 		if *calls > 0 || len(*fences) != 1 {
 			t.Errorf("%d calls that change a GPU, %d fences", *calls, len(*fences))
+		}
+	})
+}
+
+// Promise 20. Anyone may bind a pod to this node whose claim has a device of another one. It is no device of this node that has gone: no pod has to leave.
+func TestDevicesOfOtherNodesAreNotGone(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := cutInSeven(t)
+		fences := w.recordCordons()
+		w.allocate("stray", "gpu-9", func(d *resourcev1.DeviceRequestAllocationResult) { d.Pool = "other-node" })
+		w.podOfClaim("stray", "gpu-9", bound)
+		w.spend(time.Hour)
+		if c := w.condition(); len(*fences) > 0 || c.Status != corev1.ConditionTrue || !w.runs("stray") {
+			t.Errorf("the node was fenced %d times, and says %s %s: %s", len(*fences), c.Status, c.Reason, c.Message)
 		}
 	})
 }

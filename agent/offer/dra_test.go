@@ -127,12 +127,17 @@ func TestAPodWhoseDeviceIsGoneIsNamed(t *testing.T) {
 		"the slices are not complete": {
 			holders.Claim{Allocated: true, Pods: []types.UID{"a"}, Devices: []holders.ClaimedDevice{device(holders.ClaimDriver, "gpu-0", false)}}, "gpu-1 GPU-b", false, "",
 		},
-		"of another driver":        {holders.Claim{Allocated: true, Pods: []types.UID{"a"}, Devices: []holders.ClaimedDevice{device("net.example", "gpu-0", false)}}, "gpu-1 GPU-b", true, ""},
+		"of another driver": {holders.Claim{Allocated: true, Pods: []types.UID{"a"}, Devices: []holders.ClaimedDevice{device("net.example", "gpu-0", false)}}, "gpu-1 GPU-b", true, ""},
+		"of another node": {
+			holders.Claim{Allocated: true, Pods: []types.UID{"a"}, Devices: []holders.ClaimedDevice{{Device: holders.Device{Driver: holders.ClaimDriver, Pool: "other", Name: "gpu-0"}}}},
+			"gpu-1 GPU-b", true, "",
+		},
 		"by admin access":          {holders.Claim{Allocated: true, Pods: []types.UID{"a"}, Devices: []holders.ClaimedDevice{device(holders.ClaimDriver, "gpu-0", true)}}, "gpu-1 GPU-b", true, ""},
 		"reserved for another pod": {holders.Claim{Allocated: true, Pods: []types.UID{"b"}, Devices: []holders.ClaimedDevice{device(holders.ClaimDriver, "gpu-0", false)}}, "gpu-1 GPU-b", true, ""},
 		"not allocated":            {holders.Claim{Pods: []types.UID{"a"}}, "gpu-1 GPU-b", true, ""},
 	} {
 		s := state.Observed{
+			Node:    &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node"}},
 			Owner:   state.Owner{Kind: api.OwnerDRAStatic},
 			Holders: state.Holders{Pods: []holders.Pod{{Namespace: "team", Name: "a", UID: "a", DeviceClaims: []string{"c", "unread"}}}},
 			DRA: state.DRA{

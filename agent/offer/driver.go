@@ -385,7 +385,7 @@ func goneOf(s *state.Observed, pod holders.Pod, offered map[holders.Device]bool)
 			continue
 		}
 		for _, d := range claim.Own() {
-			if !offered[d] {
+			if d.Pool == s.Node.Name && !offered[d] {
 				gone = append(gone, fmt.Sprintf("%s by claim %s", sanitize.Cut(d.Name, longestID), name))
 			}
 		}
