@@ -2,6 +2,7 @@ package agent_test
 
 import (
 	"cmp"
+	"fmt"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -136,6 +137,172 @@ func TestAfterARebootEachGPUIsCutAsTheAgentHasVerifiedIt(t *testing.T) {
 			})
 		})
 	}
+}
+
+// Promise 3. Who uses a GPU in another way since, by right, keeps it: an old layout takes nothing from anybody.
+func TestAnOldLayoutIsCutOverNobodysWork(t *testing.T) {
+	t.Parallel()
+	configs := map[string]catalog.MIGConfig{
+		"gpu-0": {{Indices: []int{0}, MIG: true, Devices: map[string]int{"1g.10gb": 7}}},
+		"both":  {{Indices: []int{0, 1}, MIG: true, Devices: map[string]int{"1g.10gb": 7}}},
+	}
+	mine := func(w *world) { w.pod("mine", w.gpus.UUIDs()[1]) }
+	for name, row := range map[string]struct {
+		model, verified string
+		then            func(w *world)
+	}{
+		"a user made the GPUs whole before the reboot": {then: func(w *world) {
+			w.unset(config.LabelMIGConfig)
+			w.settle(config.ReasonNotRequested)
+			for gpu := range 2 {
+				w.destroyAll(gpu)
+				w.setMode(gpu, false)
+			}
+			w.spend(time.Hour)
+			w.reboot()
+			w.spend(time.Hour)
+			mine(w)
+			w.label("gpu-0")
+		}},
+		"a pod got the whole GPU after the reboot": {then: func(w *world) {
+			w.unset(config.LabelMIGConfig)
+			w.reboot()
+			w.spend(time.Hour)
+			mine(w)
+			w.spend(time.Hour)
+			w.label("gpu-0")
+		}},
+		"a process has the whole GPU": {verified: "gpu-0", then: func(w *world) {
+			w.reboot()
+			w.addProcess(4711, "python", "0::/user.slice/session.scope", "/dev/nvidia1")
+			w.holdDevice(w.gpus.UUIDs()[1], 4711)
+			mine(w)
+		}},
+		"a user turned off a mode that a reboot leaves": {model: "A100-80GB", verified: "gpu-0", then: func(w *world) {
+			w.reboot()
+			w.setMode(1, false)
+			mine(w)
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, "gpus:\n- model: "+cmp.Or(row.model, "H100-80GB")+"\n  count: 2\n")
+				w.setConfigs(configs)
+				w.spend(time.Minute)
+				w.place(1, placed("1g.10gb", 6, 1))
+				w.converge(cmp.Or(row.verified, "both"))
+				row.then(w)
+				w.reach("gpu-0")
+				w.spend(time.Hour)
+				if gpu := w.snapshot()[1]; !w.runs("mine") || gpu.Enabled {
+					t.Errorf("the pod runs: %t; GPU 1 is cut: %t", w.runs("mine"), gpu.Enabled)
+				}
+			})
+		})
+	}
+}
+
+// setMode turns MIG mode on or off, as another program does.
+func (w *world) setMode(index int, on bool) {
+	w.t.Helper()
+	if err := w.gpus.Driver().SetMode(w.t.Context(), w.snapshot()[index].UUID, on); err != nil {
+		w.t.Fatal(err)
+	}
+	w.offered = w.devices()
+}
+
+// Promise 8. Whatever comes in the middle of the restoration, pods whose devices come back stay.
+func TestARestorationThatIsDisturbedEvictsNoPod(t *testing.T) {
+	t.Parallel()
+	for name, row := range map[string]struct {
+		disturb func(w *world)
+		bare    bool // nothing is restored
+	}{
+		"a crash":            {disturb: (*world).restart},
+		"another reboot":     {disturb: func(w *world) { w.reboot(); w.publish(w.driverDevices()...) }},
+		"the same by a name": {disturb: func(w *world) { w.label("same") }},
+		"no label":           {disturb: func(w *world) { w.unset(config.LabelMIGConfig) }, bare: true},
+		"a driver that is away for long": {disturb: func(w *world) {
+			w.draDriver = false
+			w.restartDRADriver()
+			w.publish()
+			w.spend(20 * time.Minute)
+			w.draDriver = true
+		}},
+	} {
+		for _, at := range []int{1, 3, 5} { // calls that change a GPU
+			t.Run(fmt.Sprintf("%s at call %d", name, at), func(t *testing.T) {
+				t.Parallel()
+				synctest.Test(t, func(t *testing.T) {
+					w := newWorld(t, h100)
+					w.noPlugin, w.draDriver = true, true
+					w.place(0, placed("3g.40gb", 4, 4), placed("1g.10gb", 2, 1))
+					w.place(1, placed("1g.10gb", 6, 1))
+					cut := catalog.MIGConfig{{Indices: []int{0}, MIG: true, Devices: map[string]int{"3g.40gb": 1, "1g.10gb": 1}}}
+					w.setConfigs(map[string]catalog.MIGConfig{"first": cut, "same": cut})
+					w.spend(time.Minute)
+					w.converge("first")
+					want := places(w.snapshot())
+					w.podWithClaim("of-0", "gpu-0-mig-1g10gb-2")
+					w.podWithClaim("of-1", "gpu-1-mig-1g10gb-6", bound)
+					w.rebootUnderDriver()
+					calls := w.countChanges(nil)
+					w.passes("the call", func() bool { return *calls >= at })
+					row.disturb(w)
+					w.spend(2 * time.Hour)
+					w.expectGivenBack()
+					if got := places(w.snapshot()); got != want && !row.bare || !w.runs("of-0") || !w.runs("of-1") {
+						t.Errorf("the GPUs are cut as %s, want %s; run: of-0 %t, of-1 %t (%s: %s)", got, want, w.runs("of-0"), w.runs("of-1"), w.reason(), w.condition().Message)
+					}
+				})
+			})
+		}
+	}
+}
+
+// A GPU that is lost over one reboot gets its instances back at the next.
+func TestAGPUThatComesBackLaterIsRestoredThen(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		w.setConfigs(map[string]catalog.MIGConfig{"first": {{Indices: []int{0}, MIG: true, Devices: map[string]int{"1g.10gb": 7}}}})
+		w.spend(time.Minute)
+		w.place(1, placed("1g.10gb", 6, 1))
+		w.converge("first")
+		w.reboot()
+		w.setLost(1, true)
+		w.spend(time.Hour)
+		w.setLost(1, false)
+		w.reboot()
+		w.spend(time.Hour)
+		if got := len(w.snapshot()[1].Instances); got != 1 {
+			t.Errorf("GPU 1 has %d instances", got)
+		}
+	})
+}
+
+// Promise 3. A driver that starts while it does not see a GPU has complete slices without it. A pod that has that GPU since the reboot keeps it.
+func TestAPodThatHasStartedSinceTheRebootIsNoGhost(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		w.noPlugin, w.draDriver = true, true
+		w.spend(time.Minute)
+		w.converge("all-1g.10gb")
+		w.annotate(config.AnnotationHold, "x")
+		w.rebootUnderDriver()
+		w.spend(10 * time.Minute)
+		w.podWithClaim("new", "gpu-1")
+		w.spend(10 * time.Minute)
+		w.publish(w.driverDevices()[:1]...)
+		w.unannotate(config.AnnotationHold)
+		w.untilReason(config.ReasonHoldersUnknown)
+		w.spend(time.Minute)
+		if w.snapshot()[1].Enabled || !w.runs("new") {
+			t.Errorf("GPU 1 is cut: %t; its pod runs: %t", w.snapshot()[1].Enabled, w.runs("new"))
+		}
+	})
 }
 
 // places lists the instances of each GPU with their places.

@@ -352,7 +352,7 @@ func (d driver) Withdrawn(_ capacity.Resources, want state.Desired) []state.With
 	s := d.seen
 	undoCuts := s.Journal != nil && len(s.Journal.Targets(s.GPUs)) > 0
 	settled := d.isSettled() || s.Owner.Kind == api.OwnerDRADynamic && s.DRA.Complete && len(want.Targets) > 0
-	if want.Undo && !undoCuts || !settled || want.Restoring || s.RebootedSinceVerified() && d.lacksDevices() {
+	if want.Undo && (!undoCuts || s.RebootedSinceVerified()) || !settled || want.Restoring || s.RebootedSinceVerified() && d.lacksDevices() {
 		return nil
 	}
 	offered := namesOf(s.DRA)

@@ -84,9 +84,10 @@ func allocatedTo(seen *state.Observed, withdrawn []state.Withdrawn, w state.With
 }
 
 // EndedByReboot reports whether the pod holds nothing although its claims have devices: a reboot has removed them, and ended the pod's containers with that.
-// Only claims that the agent has read show that the pod has devices. A device that the driver advertises counts as always.
+// Only claims that the agent has read show that the pod has devices. A device that the driver advertises counts as always. If the driver lacks a device of the
+// GPUs before the agent has touched one, the pod may have just that device, and has perhaps started since the reboot.
 func EndedByReboot(seen *state.Observed, pod holders.Pod) bool {
-	return seen.RebootedSinceVerified() && seen.DRA.Complete &&
+	return seen.RebootedSinceVerified() && seen.DRA.Complete && (seen.Journal != nil || !(driver{seen}).lacksDevices()) &&
 		!slices.ContainsFunc(pod.Sources, func(s holders.Source) bool { return s != holders.SourceClaim }) &&
 		!slices.ContainsFunc(pod.DeviceClaims, func(name string) bool {
 			return !seen.DRA.Claims[holders.PodClaim{Pod: pod.UID, Name: name}].IsSettledFor(pod.UID)

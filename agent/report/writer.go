@@ -245,6 +245,11 @@ func (w *Writer) learnt(seen *state.Observed, want state.Desired, r Report) jour
 	l.Failed, l.NoReset = seen.ReportedFailure(want), seen.Refusal()
 	if r.Converged {
 		noteVerified(&l, seen, want)
+	} else if seen.Journal == nil && !seen.RebootedSinceVerified() {
+		l.Layouts = slices.DeleteFunc(slices.Clone(l.Layouts), func(was journal.GPULayout) bool { // another program has cut that GPU
+			gpu, is := seen.GPU(was.GPU)
+			return is && !gpu.Lost && !was.Matches(gpu)
+		})
 	}
 	if l.Asked == nil || want.Name != l.Reported.Desired || want.Fingerprint != "" && want.Fingerprint != l.Asked.Fingerprint {
 		l.Foreign = nil // a user has changed the request, though perhaps to one that names nothing
@@ -266,7 +271,11 @@ func (w *Writer) learnt(seen *state.Observed, want state.Desired, r Report) jour
 
 // noteVerified notes that the agent has verified the desired state, and the layouts that a reboot would take.
 func noteVerified(l *journal.Learnt, seen *state.Observed, want state.Desired) {
-	l.Verified, l.Boot, l.Cut, l.Layouts = want.Fingerprint, seen.Boot.ID, "", nil
+	l.Verified, l.Boot, l.Cut = want.Fingerprint, seen.Boot.ID, ""
+	l.Layouts = slices.DeleteFunc(slices.Clone(l.Layouts), func(was journal.GPULayout) bool { // a GPU that is lost may come back
+		gpu, is := seen.GPU(was.GPU)
+		return is && !gpu.Lost
+	})
 	if l.Foreign != nil {
 		l.Foreign = &journal.Foreign{Repeats: l.Foreign.Repeats}
 	}
@@ -274,7 +283,7 @@ func noteVerified(l *journal.Learnt, seen *state.Observed, want state.Desired) {
 		return
 	}
 	for _, gpu := range seen.GPUs {
-		if gpu.Enabled {
+		if gpu.Enabled && !gpu.Lost {
 			l.Layouts = append(l.Layouts, journal.LayoutOf(gpu))
 		}
 	}

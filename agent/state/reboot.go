@@ -2,11 +2,14 @@ package state
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/agent/state/journal"
+	"github.com/gpuslice/gpuslice/drain/holders"
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
@@ -24,8 +27,9 @@ func (s *Observed) RebootedSinceVerified() bool {
 	return in != "" && s.Boot.ID != "" && in != s.Boot.ID
 }
 
-// Restore adds what GPUs get back after a reset by the agent, or after any reboot, although the label does not name it. GPUs of the request that the agent has
-// last verified get their instances at the same places. GPUs that the label does not name get theirs, unless another program has cut them since. Where
+// Restore adds what GPUs get back after a reset by the agent, or after any reboot, although the label does not name it. A GPU that is
+// to have the devices that the agent last verified on it gets them at the same places. GPUs that the label does not name get theirs, unless someone uses them
+// otherwise since. Where
 // NVIDIA's DRA driver makes instances for claims, none gets any.
 func (d *Desired) Restore(seen *Observed) {
 	if seen.Journal != nil {
@@ -34,7 +38,6 @@ func (d *Desired) Restore(seen *Observed) {
 	if len(d.Targets) == 0 || !seen.RebootedSinceVerified() || seen.Owner.Kind == api.OwnerDRADynamic {
 		return
 	}
-	same := seen.Record.Learnt.Verified == d.Fingerprint
 	for _, l := range seen.Record.Learnt.Layouts {
 		gpu, is := seen.GPU(l.GPU)
 		if !is || gpu.Lost || !l.FitsOn(gpu) {
@@ -42,16 +45,33 @@ func (d *Desired) Restore(seen *Observed) {
 		}
 		target, asked := d.Targets[l.GPU]
 		switch {
-		case !asked:
-			target = l.Target()
-		case same && target.MIG:
+		case asked && gives(l, gpu, target.Request):
 			target.Exact = l.Target().Exact
+		case !asked && !takenSince(seen, gpu):
+			target = l.Target()
 		default:
 			continue
 		}
 		d.Targets[l.GPU] = target
 		d.Restoring = d.Restoring || !l.Matches(gpu)
 	}
+}
+
+// gives reports whether the layout has just the MIG devices of the request.
+func gives(l journal.GPULayout, gpu nvml.GPU, request nvml.Request) bool {
+	has := map[string]int{}
+	for _, p := range l.Target().Exact {
+		for _, d := range gpu.Named(p).Devices() {
+			has[d]++
+		}
+	}
+	return request.MIG && maps.Equal(has, request.Devices)
+}
+
+// takenSince reports whether someone uses the GPU otherwise since the reboot: a pod or a process has it as a whole, or it has lost a mode that a reboot leaves.
+func takenSince(seen *Observed, gpu nvml.GPU) bool {
+	return !gpu.Enabled && (!gpu.SwitchesAlone() || len(nvml.PIDs(gpu.Processes)) > 0 ||
+		slices.ContainsFunc(seen.Holders.Pods, func(p holders.Pod) bool { return slices.Contains(p.Devices, string(gpu.UUID)) }))
 }
 
 // restoreForeign adds the GPUs of the change under way that the label does not name.

@@ -157,7 +157,8 @@ func (v *Verifier) Await(_ context.Context, in act.Input) error {
 	if !fresh {
 		v.noteLate(in.Seen, now)
 	}
-	if fresh || now.Before(until) {
+	restores := !in.Want.Undo && in.Seen.RebootedSinceVerified() && in.Seen.Restores(in.Want) // an undo would restore what the reboot has left: nothing
+	if fresh || restores || now.Before(until) {
 		wait := &outcome.Waiting{
 			Reason: config.ReasonAwaitingCapacity, For: outcome.ForStep, Message: "waiting for kubelet and " + offer.Of(in.Seen).Name() + ": " + blockers(in.Seen),
 			After: deviceplugin.AwaitsMPS(in.Seen, capacity.VerifyInterval), Blockers: in.Seen.Capacity.Missing,
@@ -165,7 +166,7 @@ func (v *Verifier) Await(_ context.Context, in act.Input) error {
 		if lacks.known && now.Sub(v.began) >= causePatience {
 			wait.Advice, wait.Message = lacks.advice, "waiting for kubelet and "+offer.Of(in.Seen).Name()+": "+lacks.text
 		}
-		if !fresh {
+		if !fresh && !restores {
 			wait.Since, wait.Until, wait.Then = v.began, until, in.Seen.DeadlineText(in.Want)
 		}
 		return wait
