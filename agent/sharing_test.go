@@ -631,8 +631,8 @@ func TestStaleResourcesAreRemovedWhereTheSettingsSaySo(t *testing.T) {
 				if reported := heard(events, string(config.ReasonStaleResourcesRemoved)); reported != map[bool]int{true: 0, false: 1}[there] {
 					t.Errorf("it is there: %t, and the Events say %d times that it was removed", there, reported)
 				}
-				if reported := strings.Contains(w.condition().Message, "nvidia.com/gpu.shared at 0"); reported != there {
-					t.Errorf("it is reported: %t: %s", reported, w.condition().Message)
+				if reported := slices.Contains(w.status().StaleResources, "nvidia.com/gpu.shared"); reported != there || strings.Contains(w.condition().Message, "gpu.shared at 0") {
+					t.Errorf("it is reported in the status: %t; the condition says: %s", reported, w.condition().Message)
 				}
 			})
 		})

@@ -102,7 +102,7 @@ type StaleResources string
 
 // The actions on stale resources.
 const (
-	// StaleResourcesReport names them in the node's status.
+	// StaleResourcesReport names them in the annotation gpuslice.io/status.
 	StaleResourcesReport StaleResources = "report"
 	// StaleResourcesRemove removes them from the node.
 	StaleResourcesRemove StaleResources = "remove"

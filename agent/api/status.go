@@ -67,6 +67,9 @@ type Status struct {
 
 	// FullMemory are the UUIDs of shared GPUs, or of the first MIG devices of shared instances, with nearly full memory.
 	FullMemory []string `json:"fullMemory,omitempty"`
+
+	// StaleResources are resources of former configs, which kubelet keeps on the node at 0. They are there once the node is as desired.
+	StaleResources []string `json:"staleResources,omitempty"`
 }
 
 // PhaseBeside returns the phase of a node for the reason in its condition. A pass that cannot see all of the node writes the condition alone,

@@ -28,7 +28,7 @@ const (
 )
 
 // EncodeStatus encodes the status in so many bytes. A status that is too long loses the blockers first, then the instances, the geometry and the
-// capacity, which users find elsewhere, and at last the full devices.
+// capacity, which users find elsewhere, and at last stale resources and full devices.
 func EncodeStatus(s api.Status, room int) (text string, fits bool, err error) {
 	s.Desired = sanitize.Cut(s.Desired, longestBlocker)
 	s.Capacity, s.Failed = sanitize.Message(s.Capacity, sanitize.Longest), outcome.BoundedFailure(s.Failed)
@@ -50,6 +50,8 @@ func EncodeStatus(s api.Status, room int) (text string, fits bool, err error) {
 			s.GPUs = nil
 		case s.Capacity != "":
 			s.Capacity = ""
+		case len(s.StaleResources) > 0:
+			s.StaleResources = nil
 		case len(s.FullMemory) > 0:
 			s.FullMemory = nil
 		default:

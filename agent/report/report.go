@@ -14,7 +14,6 @@ import (
 	"github.com/gpuslice/gpuslice/agent/offer"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/agent/state"
-	"github.com/gpuslice/gpuslice/agent/state/capacity"
 	"github.com/gpuslice/gpuslice/agent/state/outcome"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/config/sanitize"
@@ -262,9 +261,6 @@ func converged(seen *state.Observed, want state.Desired) string {
 	text += cordonOfOthers(seen)
 	if stale := seen.Capacity.Stale; len(stale) > 0 {
 		text += " (" + strings.Join(stale, "; ") + ")"
-	}
-	if old := capacity.StaleResources(seen.Kubelet.Offered, seen.Node.Status.Allocatable); len(old) > 0 {
-		text += fmt.Sprintf(" (kubelet keeps showing %s at 0; if a scheduler avoids the node for it, set staleResources to remove in the settings)", strings.Join(old, ", "))
 	}
 	return text
 }

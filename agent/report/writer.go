@@ -18,6 +18,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/offer"
 	"github.com/gpuslice/gpuslice/agent/report/metrics"
 	"github.com/gpuslice/gpuslice/agent/state"
+	"github.com/gpuslice/gpuslice/agent/state/capacity"
 	"github.com/gpuslice/gpuslice/agent/state/journal"
 	"github.com/gpuslice/gpuslice/agent/state/outcome"
 	"github.com/gpuslice/gpuslice/config"
@@ -169,6 +170,9 @@ func (w *Writer) status(ctx context.Context, seen *state.Observed, want state.De
 	}
 	if w.Settings.NodeHeartbeat != config.DefaultNodeHeartbeat {
 		status.Heartbeat = api.Duration(w.Settings.NodeHeartbeat)
+	}
+	if stale := capacity.StaleResources(seen.Kubelet.Offered, seen.Node.Status.Allocatable); r.Converged {
+		status.StaleResources = stale[:min(len(stale), mostBlockers)]
 	}
 	for _, source := range w.Sources {
 		source.Report(&status)
