@@ -100,8 +100,9 @@ type PodSeen struct {
 	Name      string    `json:"name"`
 	Devices   []string  `json:"devices,omitempty"` // "GPU 0" or "GPU 0 1g.10gb@3"; "unknown"
 	FoundBy   []string  `json:"foundBy,omitempty"`
-	Leaves    bool      `json:"leaves"`          // the plan needs it to leave
-	State     string    `json:"state,omitempty"` // if it has to leave: a state of package drain, or MayGo; Withdrawn if it holds devices that kubelet allocates to others, and no plan makes it leave
+	Leaves    bool      `json:"leaves"`            // the plan needs it to leave
+	Operand   bool      `json:"operand,omitempty"` // it advertises or watches the GPUs, or a label deploys it: it uses none for itself, and plans have steps of their own for it
+	State     string    `json:"state,omitempty"`   // if it has to leave: a state of package drain, or MayGo; Withdrawn if it holds devices that kubelet allocates to others, and no plan makes it leave
 	Budget    string    `json:"budget,omitempty"`
 	Message   string    `json:"message,omitempty"`
 	Since     time.Time `json:"since,omitzero"`

@@ -13,6 +13,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/config/nodekeys"
+	"github.com/gpuslice/gpuslice/drain/fence"
 	"github.com/gpuslice/gpuslice/drain/holders"
 	"github.com/gpuslice/gpuslice/nvml"
 )
@@ -98,26 +99,25 @@ func plannedPods(seen *state.Observed) []plan.Pod {
 	return out
 }
 
-// mayHaveToLeave returns the holders that have to leave if a plan takes their devices; package plan decides which of them do. It leaves out operands, which
-// have steps of their own. Of pods that neither have a device from kubelet or a claim nor compute on one, it leaves out clients of the library, and pods that
-// come back behind the fence: an eviction would only restart those.
+// mayHaveToLeave returns the holders that have to leave if a plan takes their devices; package plan decides which of them do. It leaves out operands. Of
+// pods that neither have a device from kubelet or a claim nor compute on one, it leaves out those that come back behind the fence: an eviction would only
+// restart them.
 func mayHaveToLeave(seen *state.Observed) []holders.Pod {
-	operands := map[types.UID]bool{}
-	for _, o := range offer.Of(seen).Pods() {
-		operands[o.UID] = true
-	}
-	for _, o := range seen.Pauses {
-		for _, p := range o.Pods {
-			operands[p.UID] = true
-		}
-	}
-	clients := map[types.UID]bool{}
-	for _, p := range seen.Holders.OfLibrary {
-		clients[p.UID] = true
-	}
 	return slices.DeleteFunc(slices.Clone(seen.Holders.Pods), func(p holders.Pod) bool {
-		return p.UID != "" && operands[p.UID] || only(p, holders.Source.IsOpenFile, isNamed) && (clients[p.UID] || comesBack(seen, p))
+		return IsOperand(seen, p) || only(p, holders.Source.IsOpenFile, isNamed) && comesBack(seen, p)
 	})
+}
+
+// IsOperand reports whether plans have steps of their own for the pod: it advertises the GPUs, a label of the node deploys it, or it is a client of the
+// library that neither has a device from kubelet or a claim nor computes on one.
+func IsOperand(seen *state.Observed, p holders.Pod) bool {
+	if p.UID == "" {
+		return false
+	}
+	same := func(o holders.Pod) bool { return o.UID == p.UID }
+	return slices.ContainsFunc(offer.Of(seen).Pods(), func(o corev1.Pod) bool { return o.UID == p.UID }) ||
+		slices.ContainsFunc(seen.Pauses, func(o fence.Operand) bool { return slices.ContainsFunc(o.Pods, same) }) ||
+		only(p, holders.Source.IsOpenFile, isNamed) && slices.ContainsFunc(seen.Holders.OfLibrary, same)
 }
 
 // comesBack reports whether a pod like this one starts behind the fence: its DaemonSet tolerates the fence, or the pod itself has come past it. Anyone can

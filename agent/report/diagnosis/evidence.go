@@ -359,7 +359,7 @@ func (e *Evidence) addRoom(gpus []api.StatusGPU) {
 }
 
 func (e *Evidence) podSeen(p holders.Pod) api.PodSeen {
-	out := api.PodSeen{Namespace: p.Namespace, Name: cmp.Or(p.Name, "with UID "+string(p.UID))}
+	out := api.PodSeen{Namespace: p.Namespace, Name: cmp.Or(p.Name, "with UID "+string(p.UID)), Operand: decide.IsOperand(e.Observed, p)}
 	for _, s := range p.Sources {
 		out.FoundBy = append(out.FoundBy, string(s))
 	}

@@ -239,7 +239,9 @@ func (d diagnosis) pods() []string {
 	stay := 0
 	for _, pod := range d.Pods {
 		if !pod.Leaves && pod.State == "" {
-			stay++
+			if !pod.Operand { // the steps have it, if it has to go
+				stay++
+			}
 			continue
 		}
 		text := pod.Namespace + "/" + pod.Name
@@ -261,15 +263,15 @@ func (d diagnosis) pods() []string {
 			out = append(out, state)
 		}
 	}
+	more := ""
+	if len(out) > 0 {
+		more = " more"
+	}
 	switch {
-	case stay == 1 && len(out) == 0:
-		out = append(out, "1 holds a GPU, and stays")
-	case stay > 0 && len(out) == 0:
-		out = append(out, fmt.Sprintf("%d hold GPUs, and stay", stay))
 	case stay == 1:
-		out = append(out, "1 more holds a GPU, and stays")
-	case stay > 0:
-		out = append(out, fmt.Sprintf("%d more hold GPUs, and stay", stay))
+		out = append(out, "1"+more+" holds a GPU, and stays")
+	case stay > 1:
+		out = append(out, fmt.Sprintf("%d%s hold GPUs, and stay", stay, more))
 	}
 	return out
 }

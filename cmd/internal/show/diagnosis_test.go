@@ -41,6 +41,7 @@ func TestADiagnosisAsText(t *testing.T) {
 			Pods: []api.PodSeen{
 				{Namespace: "team", Name: "api-0", Devices: []string{"GPU 0 1g.10gb@0"}, FoundBy: []string{"pod spec", "kubelet"}, Leaves: true, State: "Blocked", Message: "PDB team/api: needs 2 healthy pods and has 2"},
 				{Namespace: "team", Name: "train-0", Devices: []string{"GPU 7"}, FoundBy: []string{"pod spec", "kubelet"}},
+				{Namespace: "kube-system", Name: "plugin", Devices: []string{"GPU 0"}, FoundBy: []string{"device file /dev/nvidia0"}, Operand: true},
 			},
 			Processes: []api.ProcessSeen{{PID: 812, Name: "pid 812 nv-hostengine of dcgm.service", Holds: []string{"GPU 1"}, FoundBy: []string{"device file /dev/nvidia1"}}},
 			Operands:  []api.OperandSeen{{Label: config.LabelOperandPrefix + "dcgm", Value: "paused-for-gpuslice", By: "gpuslice", PendingRestore: true}},

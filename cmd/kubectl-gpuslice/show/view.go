@@ -192,6 +192,9 @@ func (v *nodeView) addDiagnosis(d *api.Diagnosis) {
 		v.GPUs = cutAsNow(d.GPUs.Now[:min(len(d.GPUs.Now), mostGPUs)], v.GPUs)
 	}
 	for _, p := range d.Pods {
+		if p.Operand { // it uses the GPUs for others
+			continue
+		}
 		name := sanitize.Text(p.Namespace + "/" + p.Name)
 		if p.State != "" {
 			name += " (" + sanitize.Cut(p.State, cluster.LongestWord) + ")"
