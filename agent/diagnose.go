@@ -24,7 +24,7 @@ func (a *Agent) Diagnose(ctx context.Context, running bool) api.Diagnosis {
 // evidence observes the node once, for a diagnosis.
 func (a *Agent) evidence(ctx context.Context) diagnosis.Evidence {
 	seen, err := a.observe(ctx)
-	e := diagnosis.Evidence{Observed: seen, Now: a.env.Clock.Stamp(), Settings: a.env.Settings}
+	e := diagnosis.Evidence{Observed: seen, Now: a.env.Clock.Stamp(), Settings: a.env.Settings, Sick: a.health.Causes()}
 	switch {
 	case seen.Node == nil:
 		e.Unseen = append(e.Unseen, err.Error())

@@ -1,12 +1,14 @@
 package agent_test
 
 import (
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/config/catalog"
 	"github.com/gpuslice/gpuslice/test/gpusim"
@@ -83,6 +85,32 @@ func TestALostGPUIsNoSuccessForTheNextAgentEither(t *testing.T) {
 						t.Errorf("%s says %s %s: %s", agent, c.Status, c.Reason, c.Message)
 					}
 					w.restart()
+				}
+			})
+		})
+	}
+}
+
+// At night, the first line has to say what is broken: the capacity that is missing follows from it.
+func TestALostGPUIsTheFirstCause(t *testing.T) {
+	t.Parallel()
+	for name, watched := range map[string]bool{"its health is watched": true, "its health is not watched": false} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, h100)
+				if watched {
+					w = newSickWorld(t, h100, config.HealthResetNever)
+					w.watch()
+				}
+				w.converge("all-1g.10gb")
+				w.setLost(1, true)
+				w.spend(5 * time.Minute)
+				d := w.diagnose(true)
+				if len(d.Causes) == 0 || d.Causes[0].Cause != api.Cause(config.ReasonGPULost) || !strings.Contains(d.Causes[0].You, "reboot the node") {
+					t.Errorf("the causes are %+v", d.Causes)
+				}
+				if now := d.GPUs.Now; len(now) != 2 || now[0].Lost || !now[1].Lost {
+					t.Errorf("the GPUs are said to be %+v", now)
 				}
 			})
 		})

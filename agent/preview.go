@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -50,7 +51,8 @@ func (a *Agent) previewOf(ctx context.Context, now *state.Observed, node *corev1
 		return p, err
 	}
 	p.Runs = a.deciders.gates.Runs(seen, want, p.Steps)
-	p.Lost, p.Notes, p.Patience = preview.Losses(seen, p.Steps), offer.Of(seen).Notes(p.Before, p.After), a.actors.evictions.Patience(seen, want, p.Steps)
+	p.Notes = slices.Concat(preview.Sick(a.health.Causes(), p.Steps), p.Notes, offer.Of(seen).Notes(p.Before, p.After))
+	p.Lost, p.Patience = preview.Losses(seen, p.Steps), a.actors.evictions.Patience(seen, want, p.Steps)
 	p.Asked = a.actors.evictions.Asked(seen, want, p.Steps)
 	return heldUp(p, a.foresee(ctx, seen, want, p.Steps, planned.Plugin.Foretold))
 }

@@ -1,6 +1,7 @@
 package api
 
-// Cause is why a node takes no pods, or does not have the config that its labels request.
+// Cause is why a node takes no pods, or does not have the config that its labels request. Besides those below, it is the
+// reason of GPUUnhealthy for a GPU that cannot be used or trusted: GPULost, XidCritical.
 type Cause string
 
 // Causes of a node with a journal.

@@ -7,6 +7,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/nvml"
 )
 
 // Diagnosis explains a node that takes no pods, or may not. It has the facts in the order of a user's checks, the conclusions, and whether a
@@ -138,12 +139,13 @@ type GPUsSeen struct {
 
 // Finding is one cause of the node's state.
 type Finding struct {
-	Cause    Cause  `json:"cause"`
-	Evidence string `json:"evidence"`
-	Agent    string `json:"agent"`             // what the agent does by itself
-	You      string `json:"you,omitempty"`     // what a user can do
-	Command  string `json:"command,omitempty"` // for the user to paste
-	Waits    bool   `json:"waits"`             // the agent cannot restore the node before a user has done it
+	Cause    Cause     `json:"cause"`
+	GPU      nvml.UUID `json:"gpu,omitempty"` // of a cause that is about one GPU
+	Evidence string    `json:"evidence"`
+	Agent    string    `json:"agent"`             // what the agent does by itself
+	You      string    `json:"you,omitempty"`     // what a user can do
+	Command  string    `json:"command,omitempty"` // for the user to paste
+	Waits    bool      `json:"waits"`             // the agent cannot restore the node before a user has done it
 }
 
 // Verdict is whether the agent or a user has to act.

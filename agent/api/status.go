@@ -110,6 +110,8 @@ type StatusGPU struct {
 	Fits string `json:"fits,omitempty"`
 
 	Health *GPUHealth `json:"health,omitempty"` // nil if the GPU is well
+	// Lost: the GPU has fallen off the bus, so that neither its mode nor its instances are known.
+	Lost bool `json:"lost,omitempty"`
 	// Missing: the driver does not report the GPU, so that nothing else is known of it. Index is the last, -1 if the agent has never seen it;
 	// then UUID is empty, too.
 	Missing bool   `json:"missing,omitempty"`

@@ -70,6 +70,8 @@ type Health interface {
 	NoteResetFailed(gpu nvml.UUID)
 	// RefuseResets notes why the agent resets no GPU of this node until a user has acted; empty if it may.
 	RefuseResets(why string)
+	// Causes returns a finding for each GPU that cannot be used or trusted, the worst first; none while that is not known.
+	Causes() []api.Finding
 	// NotClosed notes of each GPU that the agent should close to claims, and cannot, why.
 	NotClosed(why map[nvml.UUID]string)
 }
@@ -91,6 +93,9 @@ func (NoHealth) NoteResetFailed(nvml.UUID) {}
 
 // RefuseResets implements Health.
 func (NoHealth) RefuseResets(string) {}
+
+// Causes implements Health.
+func (NoHealth) Causes() []api.Finding { return nil }
 
 // NotClosed implements Health.
 func (NoHealth) NotClosed(map[nvml.UUID]string) {}

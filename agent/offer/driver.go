@@ -195,7 +195,7 @@ func (driver) Notes(before, after []nvml.GPU) []string {
 	if !slices.ContainsFunc(before, whole) || slices.ContainsFunc(after, whole) {
 		return nil
 	}
-	return []string{"no whole GPU is left: class gpu.nvidia.com matches no device of this node, so pods that claim all of them, as a GPUCluster's DCGM exporter, " +
+	return []string{"after it, no whole GPU is left: class gpu.nvidia.com matches no device of this node, so pods that claim all of them, as a GPUCluster's DCGM exporter, " +
 		"stay Pending here; the change does not wait for them"}
 }
 

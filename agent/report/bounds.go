@@ -149,7 +149,7 @@ func halveLongestList(d *api.Diagnosis) bool {
 func GPUs(gpus []nvml.GPU) []api.StatusGPU {
 	var out []api.StatusGPU
 	for _, gpu := range gpus {
-		s := api.StatusGPU{Index: gpu.Index, UUID: gpu.UUID, MIG: gpu.Enabled}
+		s := api.StatusGPU{Index: gpu.Index, UUID: gpu.UUID, MIG: gpu.Enabled, Lost: gpu.Lost}
 		if geometry := gpu.Geometry(); len(geometry) > 0 {
 			s.Geometry = geometry.String()
 		}

@@ -212,7 +212,7 @@ func printPlan(w io.Writer, name string, p preview.Result, offline bool, process
 			out.Printf("%s.\n", asked)
 		}
 		for _, note := range p.Notes {
-			out.Printf("After it, %s.\n", note)
+			out.Printf("%s.\n", note)
 		}
 		if waiting != "" {
 			out.Printf("%s\n", waiting)

@@ -21,8 +21,11 @@ const border = "│"
 //	│1g.10gb│1g.10gb│ 2g.20gb       │ 3g.40gb                       │
 //	│ 4g.40gb                       │1g.10gb│   ·       ·       ·   │
 //
-// A GPU with MIG mode off is one box, unless the geometry is for MIG mode on.
+// A GPU with MIG mode off is one box, unless the geometry is for MIG mode on. So is one that has fallen off the bus.
 func GPU(g nvml.GPU, geometry nvml.Geometry) string {
+	if g.Lost {
+		return box("not known", drawingWidth) + border
+	}
 	slots := g.MemorySlices()
 	if slots == 0 {
 		return box("whole GPU", drawingWidth) + border

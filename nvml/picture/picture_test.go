@@ -51,6 +51,7 @@ func TestDrawingsAreAsInTheGoldenFile(t *testing.T) {
 			at(0, 1, "1g.6gb", ""), at(1, 2, "2g.12gb", "1c+1c"), at(4, 1, "1g.6gb+gfx", ""), at(8, 8, "8g.48gb", ""),
 		}},
 		{"not capable", nvml.GPU{Model: "NVIDIA L40S"}, nil},
+		{"lost", nvml.GPU{Lost: true}, nil},
 	} {
 		line := picture.GPU(c.gpu, c.cut)
 		if got, want := utf8.RuneCountInString(line), 65; got != want {

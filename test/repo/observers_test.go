@@ -103,7 +103,7 @@ var readers = map[string][]string{
 	"nvml.Bus":          {"GPUs"},
 	"agent.Kubelet":     {"Assignments", "Allocatable"},
 	"watch.Pods":        {"List"},
-	"monitor.Health":    {"Recovered", "Critical", "ToReset"},
+	"monitor.Health":    {"Recovered", "Critical", "ToReset", "Causes"},
 	"monitor.Processes": {"Holders"},
 	"journal.Store":     {"Read"},
 	"health.Store":      {"Read"},

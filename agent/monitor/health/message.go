@@ -109,11 +109,7 @@ func (m *Monitor) healthy() string {
 func (m *Monitor) describe(g *verdict.GPU, now time.Time, d detail) string {
 	f := g.Findings()[0]
 	var b strings.Builder
-	fmt.Fprintf(&b, "%s %s since %s", g.Name(), f.Phrase(), verdict.Moment(f.Since))
-	if xids := m.afterXids(g); xids != "" {
-		b.WriteString(", after " + xids)
-	}
-	b.WriteString(".")
+	b.WriteString(m.evidence(g, f) + ".")
 	others := g.Findings()[1:]
 	for _, other := range others[:min(len(others), d.others)] {
 		fmt.Fprintf(&b, " It %s.", other.Phrase())
@@ -130,6 +126,15 @@ func (m *Monitor) describe(g *verdict.GPU, now time.Time, d detail) string {
 	}
 	fmt.Fprintf(&b, " Next: %s. Action: %s.", m.next(g, f, now), f.Action)
 	return b.String()
+}
+
+// evidence says what is wrong with a GPU, and after which Xids.
+func (m *Monitor) evidence(g *verdict.GPU, f verdict.Finding) string {
+	text := fmt.Sprintf("%s %s since %s", g.Name(), f.Phrase(), verdict.Moment(f.Since))
+	if xids := m.afterXids(g); xids != "" {
+		text += ", after " + xids
+	}
+	return text
 }
 
 // next says who does what about a GPU.

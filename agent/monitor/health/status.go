@@ -1,6 +1,7 @@
 package health
 
 import (
+	"fmt"
 	"time"
 
 	"github.com/gpuslice/gpuslice/agent/api"
@@ -40,6 +41,27 @@ func (m *Monitor) Critical() (gpus map[nvml.UUID]bool, known bool) {
 		return nil, false
 	}
 	return v.CriticalGPUs(m.node.GPUs())
+}
+
+// Causes implements monitor.Health.
+func (m *Monitor) Causes() []api.Finding {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	now := m.Clock.Now()
+	v, known := m.node.Judge(now)
+	if !known || !m.recalled {
+		return nil
+	}
+	var out []api.Finding
+	for _, g := range v.Unhealthy {
+		if f := g.Findings()[0]; f.Severity() == verdict.Critical {
+			out = append(out, api.Finding{
+				GPU: g.UUID(), Cause: api.Cause(f.Reason), Evidence: m.evidence(g, f),
+				Agent: "reports it by condition " + config.ConditionGPUUnhealthy + " until it is over", You: fmt.Sprintf("%s; action: %s", m.next(g, f, now), f.Action),
+			})
+		}
+	}
+	return out
 }
 
 // ToReset returns the GPUs that the agent is to reset: none where NVSentinel manages the node. They are unknown until the driver has answered.

@@ -29,10 +29,25 @@ var byHand = []string{"kubectl", "k9s", "oc", "node-fetch", "Mozilla", "dashboar
 func (e *Evidence) causes() []api.Finding {
 	var out []api.Finding
 	for _, find := range []func() []api.Finding{
-		e.journalUnreadable, e.keptCordoned, e.cordonedByOthers, e.kubeletAway, e.driverAway, e.change, e.notAllowedYet,
+		e.sickGPUs, e.journalUnreadable, e.keptCordoned, e.cordonedByOthers, e.kubeletAway, e.driverAway, e.change, e.notAllowedYet,
 		e.podsInTheWay, e.podsThatStay, e.processesInTheWay, e.left, e.operandsPaused, e.taintLeft, e.capacityMissing, e.failedBefore,
 	} {
 		out = append(out, find()...)
+	}
+	return out
+}
+
+// sickGPUs finds the GPUs that cannot be used or trusted: those that the watch of their health knows, and others that are lost by this observation.
+func (e *Evidence) sickGPUs() []api.Finding {
+	out := slices.Clone(e.Sick)
+	for _, gpu := range e.GPUs {
+		if !gpu.Lost || slices.ContainsFunc(e.Sick, func(f api.Finding) bool { return f.GPU == gpu.UUID }) {
+			continue
+		}
+		out = append(out, api.Finding{
+			Cause: api.Cause(config.ReasonGPULost), GPU: gpu.UUID, Evidence: fmt.Sprintf("GPU %d has fallen off the bus: it does not answer", gpu.Index),
+			Agent: "does not recover it", You: "end its pods, then reboot the node; have the machine inspected if it happens again",
+		})
 	}
 	return out
 }

@@ -24,6 +24,7 @@ import (
 	"github.com/gpuslice/gpuslice/drain"
 	"github.com/gpuslice/gpuslice/drain/fence"
 	"github.com/gpuslice/gpuslice/drain/holders"
+	"github.com/gpuslice/gpuslice/nvml"
 )
 
 const (
@@ -633,6 +634,36 @@ func TestTheCauseAndWhoHasToAct(t *testing.T) {
 			api.VerdictFree,
 			[]string{`"you":"install it"`},
 			"",
+		},
+		"the device plugin holds a GPU for others": {
+			[]change{func(e *diagnosis.Evidence) {
+				plugin := train
+				plugin.Name, plugin.UID = "plugin", "plugin-uid"
+				e.Holders.Pods = []holders.Pod{plugin, train}
+				e.DevicePlugin.Pods = []corev1.Pod{{ObjectMeta: metav1.ObjectMeta{UID: "plugin-uid"}}}
+			}},
+			nil, api.VerdictFree,
+			[]string{`"name":"plugin","devices":["GPU-a"],"foundBy":["kubelet"],"leaves":false,"operand":true`, `"name":"train","devices":["GPU-a"],"foundBy":["kubelet"],"leaves":false}`},
+			"",
+		},
+		"a GPU is off the bus": {
+			[]change{func(e *diagnosis.Evidence) {
+				e.GPUs, e.Capacity.Missing = []nvml.GPU{{Index: 3, UUID: "GPU-d", Lost: true}}, []string{"x"}
+			}},
+			[]api.Cause{"GPULost", api.CauseCapacityMissing},
+			api.VerdictFree,
+			[]string{"GPU 3 has fallen off the bus", "then reboot the node", `"index":3,"uuid":"GPU-d","mig":false,"lost":true`},
+			"",
+		},
+		"a GPU is off the bus, as the watch says": {
+			[]change{func(e *diagnosis.Evidence) {
+				e.GPUs, e.Capacity.Missing = []nvml.GPU{{Index: 3, UUID: "GPU-d", Lost: true}}, []string{"x"}
+				e.Sick = []api.Finding{{Cause: "GPULost", GPU: "GPU-d", Evidence: "off since 12:00:00Z"}}
+			}},
+			[]api.Cause{"GPULost", api.CauseCapacityMissing},
+			api.VerdictFree,
+			[]string{"off since 12:00:00Z"},
+			"has fallen off the bus",
 		},
 		"a config that has failed before": {
 			[]change{

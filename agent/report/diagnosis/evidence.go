@@ -40,6 +40,7 @@ type Evidence struct {
 	Refused        error            // why the desired state is impossible
 	Verdicts       []drain.Verdict  // on the pods that have to leave for the steps
 	Driver         string           // why the agent could not see the GPUs
+	Sick           []api.Finding    // about GPUs that cannot be used or trusted, by the watch of their health
 	NotYet         *outcome.Waiting // why the agent does not begin the steps yet
 	PluginAdvice   string           // what a user can do about a node without a device plugin; empty if there is one
 	StrategyAdvice string           // which MIG strategy explains what the device plugin advertises, if it is not the expected one

@@ -39,7 +39,7 @@ type Result struct {
 	Reason        config.Reason      // of HeldUp, as the node's condition would have it
 	Lost          []string           // what is lost for good with the pods that leave; empty offline
 	Asked         []string           // pods that are asked behind the cordon, and until when; empty offline
-	Notes         []string           // other effects of the change; empty offline
+	Notes         []string           // other effects of the change, and what else a user should know of the node before it; empty offline
 	Patience      time.Duration      // how long the agent waits for the pods, until it gives the change up; 0 if it does not, and offline
 	Runs          string             // when the change would begin; empty offline, and if nothing is to do
 }
@@ -185,6 +185,17 @@ func Of(want plan.Desired, seen plan.Observed) (Result, error) {
 		AtReboot: plan.OnAtReboot(seen, want), Holders: holdersOf(seen.GPUs, plan.Takes(seen, want)),
 		Reboot: plan.Has(steps, plan.Reboot),
 	}, nil
+}
+
+// Sick names the GPUs that the steps touch and that cannot be used or trusted.
+func Sick(causes []api.Finding, steps []plan.Step) []string {
+	var out []string
+	for _, f := range causes {
+		if i := slices.IndexFunc(steps, func(s plan.Step) bool { return s.GPU != "" && s.GPU == f.GPU }); i >= 0 {
+			out = append(out, fmt.Sprintf("GPU %d, which the change touches, has %s: %s", steps[i].Index, f.Cause, f.Evidence))
+		}
+	}
+	return out
 }
 
 // Losses names what is lost for good with the evicted pods: files on the node's disk, and pods that no controller recreates.

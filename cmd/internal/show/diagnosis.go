@@ -201,6 +201,8 @@ func geometryText(s api.StatusGPU) string {
 		name = "GPU " + string(s.UUID) + ", which is not seen"
 	}
 	switch {
+	case s.Lost:
+		return name + ": not known"
 	case !s.MIG:
 		return name + ": MIG off"
 	case s.Geometry == "":

@@ -47,7 +47,7 @@ func TestADiagnosisAsText(t *testing.T) {
 			Operands:  []api.OperandSeen{{Label: config.LabelOperandPrefix + "dcgm", Value: "paused-for-gpuslice", By: "gpuslice", PendingRestore: true}},
 			GPUs: api.GPUsSeen{
 				Asked: "all-balanced", Label: config.LabelMIGConfig, Steps: []string{"evict team/api-0", "GPU 0: destroy 1g.10gb@0", "GPU 0: create 1g.10gb@1", "GPU 0: create 1g.10gb@2", "GPU 0: create 1g.10gb@3"},
-				Now: []api.StatusGPU{{Index: 0, MIG: true, Geometry: "1g.10gb@0 3g.40gb@4"}, {Index: 1}},
+				Now: []api.StatusGPU{{Index: 0, MIG: true, Geometry: "1g.10gb@0 3g.40gb@4"}, {Index: 1}, {Index: 2, Lost: true}},
 			},
 			Failed: &api.Failure{Reason: config.ReasonHardwareFailure, Message: "all-3g.40gb: creating 3g.40gb at 4: Unknown Error"},
 			Causes: []api.Finding{

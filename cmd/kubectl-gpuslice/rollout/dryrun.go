@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -164,11 +165,8 @@ func (p *plans) describe(a *cluster.Asked) string {
 			fmt.Fprintf(&b, " and %d more", a.Answer.MoreLost)
 		}
 	}
-	for _, asked := range a.Answer.Asked {
-		b.WriteString("\n      " + asked)
-	}
-	for _, note := range a.Answer.Notes {
-		b.WriteString("\n      after it, " + note)
+	for _, line := range slices.Concat(a.Answer.Asked, a.Answer.Notes) {
+		b.WriteString("\n      " + line)
 	}
 	for i, step := range a.Answer.Steps {
 		fmt.Fprintf(&b, "\n%4d  %s", i+1, step)

@@ -36,7 +36,7 @@ func TestADryRunPrintsWhatEachNodeWouldDo(t *testing.T) {
 			Lost: []string{"pod team/a, which no controller recreates", "the files of team/b on emptyDir scratch"}, MoreLost: 3,
 		})
 		w.Answers("gpu-5", api.Answer{
-			Steps: []string{"evict team/a (claim team/a-gpu)"}, Pods: []string{"team/a"}, Notes: []string{"no whole GPU is left"},
+			Steps: []string{"evict team/a (claim team/a-gpu)"}, Pods: []string{"team/a"}, Notes: []string{"after it, no whole GPU is left"},
 			Asked: []string{"team/a: asked behind the cordon, up to 8h (drain.gradualFor)"},
 		})
 		w.Is(`

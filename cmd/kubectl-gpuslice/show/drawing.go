@@ -47,10 +47,10 @@ func draw(v *nodeView, p paper) string {
 
 // gpu draws a GPU. Known says whether the agent reports its health.
 func (v podsView) gpu(g *gpuView, known bool, p paper) []string {
-	cut := g.MIG && g.Slices > 0
+	cut := g.MIG && g.Slices > 0 && !g.Lost
 	lines := p.headline(g, cut, known)
 	lines = append(lines, g.healthLines(p)...)
-	if g.Missing {
+	if g.Missing || g.Lost && len(g.Pods) == 0 {
 		return lines
 	}
 	if !cut {
@@ -66,13 +66,7 @@ func (v podsView) gpu(g *gpuView, known bool, p paper) []string {
 	if len(g.Instances) == 0 && g.Geometry != "" { // the status has no room for instances
 		return append(lines, p.block(indent, g.Geometry)...)
 	}
-	longest := 0
-	for _, i := range g.Instances {
-		longest = max(longest, len([]rune(i.Is)))
-	}
-	for _, i := range g.Instances {
-		lines = append(lines, v.instance(i, longest, g.Health, p)...)
-	}
+	lines = append(lines, v.instances(g, p)...)
 	if g.Fits != "" {
 		lines = append(lines, p.block(indent+"room: ", g.room())...)
 	}
@@ -113,11 +107,17 @@ func (g *gpuView) name(cut bool) string {
 		return "GPU at " + g.PCI
 	case g.Missing:
 		return fmt.Sprintf("GPU %d %s at %s", g.Index, g.UUID, g.PCI)
-	case cut:
-		return fmt.Sprintf("GPU %d %s MIG", g.Index, g.UUID)
-	default:
-		return fmt.Sprintf("GPU %d %s whole", g.Index, g.UUID)
+	case g.Lost:
+		return fmt.Sprintf("GPU %d %s not known", g.Index, g.UUID)
 	}
+	name := fmt.Sprintf("GPU %d %s whole", g.Index, g.UUID)
+	if cut {
+		name = fmt.Sprintf("GPU %d %s MIG", g.Index, g.UUID)
+	}
+	if g.Earlier {
+		name += " when last seen"
+	}
+	return name
 }
 
 // drawn is the number of columns of a drawing.
@@ -126,6 +126,19 @@ func (p paper) drawn() int {
 		return paperWidth - len(indent)
 	}
 	return min(widestDrawing, p.width-len(indent))
+}
+
+// instances draws the instances of a GPU.
+func (v podsView) instances(g *gpuView, p paper) []string {
+	longest := 0
+	for _, i := range g.Instances {
+		longest = max(longest, len([]rune(i.Is)))
+	}
+	var lines []string
+	for _, i := range g.Instances {
+		lines = append(lines, v.instance(i, longest, g.Health, p)...)
+	}
+	return lines
 }
 
 // instance draws an instance, with the pods that use it. It marks one that is not healthy.

@@ -93,13 +93,16 @@ var nodeColumns = []column[nodeView]{
 		if len(v.GPUs) == 0 {
 			return ""
 		}
-		missing := v.missing()
-		out := cli.Counted(len(v.GPUs)-missing, "GPU")
+		missing, lost := v.absent()
+		out := cli.Counted(len(v.GPUs)-missing-lost, "GPU")
 		if n := v.instances(); n > 0 {
 			out += ", " + cli.Counted(n, "instance")
 		}
 		if missing > 0 {
 			out += fmt.Sprintf(", %d missing", missing)
+		}
+		if lost > 0 {
+			out += fmt.Sprintf(", %d lost", lost)
 		}
 		return out
 	}},

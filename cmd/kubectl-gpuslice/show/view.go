@@ -64,6 +64,8 @@ type gpuView struct {
 	Instances []instanceView `json:"instances,omitempty"`
 	Health    *gpuHealth     `json:"health,omitempty"`  // nil if the GPU is well, or its health is not known
 	Missing   bool           `json:"missing,omitempty"` // the driver does not list it
+	Lost      bool           `json:"lost,omitempty"`    // it has fallen off the bus: neither its mode nor its instances are known
+	Earlier   bool           `json:"earlier,omitempty"` // the agent cannot see it now: all is of an earlier pass
 	PCI       string         `json:"pci,omitempty"`     // address of one that is missing
 	Fits      string         `json:"fits,omitempty"`    // as in the diagnosis
 }
@@ -109,7 +111,9 @@ func viewOf(n *corev1.Node, now time.Time) nodeView {
 		}
 	}
 	for _, g := range s.GPUs[:min(len(s.GPUs), mostGPUs)] {
-		v.GPUs = append(v.GPUs, viewOfGPU(g))
+		gpu := viewOfGPU(g)
+		gpu.Earlier = v.Silent || t.StandsAlone()
+		v.GPUs = append(v.GPUs, gpu)
 	}
 	return v
 }
@@ -117,7 +121,7 @@ func viewOf(n *corev1.Node, now time.Time) nodeView {
 func viewOfGPU(g api.StatusGPU) gpuView {
 	v := gpuView{
 		Index: g.Index, UUID: sanitize.Cut(string(g.UUID), cluster.LongestWord), MIG: g.MIG, Geometry: sanitize.Message(g.Geometry, sanitize.Longest),
-		Slices: max(0, min(g.Slices, mostSlices)), Missing: g.Missing, PCI: sanitize.Cut(g.PCI, cluster.LongestWord),
+		Slices: max(0, min(g.Slices, mostSlices)), Missing: g.Missing, Lost: g.Lost, PCI: sanitize.Cut(g.PCI, cluster.LongestWord),
 		Fits: sanitize.Cut(g.Fits, cluster.LongestWord),
 	}
 	for _, i := range g.Instances[:min(len(g.Instances), mostInstances)] {
@@ -151,15 +155,17 @@ func (v nodeView) instances() int {
 	return n
 }
 
-// missing counts the GPUs that the driver does not list.
-func (v nodeView) missing() int {
-	n := 0
+// absent counts the GPUs that the driver does not list, and those that have fallen off the bus.
+func (v nodeView) absent() (missing, lost int) {
 	for _, g := range v.GPUs {
-		if g.Missing {
-			n++
+		switch {
+		case g.Missing:
+			missing++
+		case g.Lost:
+			lost++
 		}
 	}
-	return n
+	return missing, lost
 }
 
 // cutAsNow are the GPUs as a diagnosis has them now, with what the status says: of their health, and of those that are missing.
