@@ -142,17 +142,36 @@ func (r Report) StandsAlone() bool {
 		(r.Condition.Status == corev1.ConditionUnknown || slices.Contains(failedObservations, config.Reason(r.Condition.Reason)))
 }
 
-// podsOfAgents shows the agents' pods.
-const podsOfAgents = "kubectl get pods -A -l app.kubernetes.io/name=gpuslice"
+// Phase is the phase that the condition stands for: that of the status, if both are about the same. Otherwise the status is of a pass before, or has no
+// room on the node; then it is empty, unless the condition shows it.
+func (r Report) Phase() api.Phase {
+	switch s, reason := r.Status, config.Reason(r.Condition.Reason); {
+	case reason == "" || reason == s.Reason || r.StandsAlone():
+		return s.PhaseBeside(reason)
+	case r.Condition.Status == corev1.ConditionTrue:
+		return api.PhaseIdle
+	default:
+		return ""
+	}
+}
+
+// PodsOfAgents is a command that shows the pods of the agents: of one node, or of all nodes with their names.
+func PodsOfAgents(nodes ...string) string {
+	const all = "kubectl get pods -A -l app.kubernetes.io/name=gpuslice"
+	if len(nodes) == 1 {
+		return all + " --field-selector spec.nodeName=" + nodes[0]
+	}
+	return all + " -o wide"
+}
 
 // SilentAgents names nodes with agents that have not reported for too long, and how to find the agents; empty if there are none.
 func SilentAgents(names []string, longest string) string {
 	if len(names) == 0 {
 		return ""
 	}
-	who, where := "the agent of "+names[0]+" has", podsOfAgents+" --field-selector spec.nodeName="+names[0]
+	who := "the agent of " + names[0] + " has"
 	if len(names) > 1 {
-		who, where = fmt.Sprintf("%d agents, of %s, have", len(names), sanitize.Listed(names)), podsOfAgents+" -o wide"
+		who = fmt.Sprintf("%d agents, of %s, have", len(names), sanitize.Listed(names))
 	}
-	return fmt.Sprintf("%s said nothing for %s: %s", who, longest, where)
+	return fmt.Sprintf("%s said nothing for %s: %s", who, longest, PodsOfAgents(names...))
 }

@@ -73,7 +73,11 @@ func (p *plans) print(out *cli.Printer) {
 		same[text] = append(same[text], a.Name)
 	}
 	for _, text := range order {
-		out.Printf("%s: %s\n", strings.Join(same[text], ", "), text)
+		names := same[text]
+		if text == noAnswer {
+			text += cluster.PodsOfAgents(names...)
+		}
+		out.Printf("%s: %s\n", strings.Join(names, ", "), text)
 	}
 }
 
@@ -137,14 +141,16 @@ func (p *plans) endOf(a *cluster.Asked) judge.Verdict {
 	return p.ends[a.Name]
 }
 
+// noAnswer describes nodes whose agents have not answered. The command that shows the agents of all these nodes follows it.
+var noAnswer = fmt.Sprintf("no answer within %s; see whether an agent runs there: ", planTime)
+
 // describe says what one node would do, the verdict first.
 func (p *plans) describe(a *cluster.Asked) string {
 	switch {
 	case a.Lost != "":
 		return a.Lost
 	case a.Answer == nil:
-		return fmt.Sprintf("no answer within %s; see whether an agent runs there: kubectl get pods -A -l app.kubernetes.io/name=gpuslice"+
-			" --field-selector spec.nodeName=NODE", planTime)
+		return noAnswer
 	}
 	verdict := p.verdict(a)
 	switch {

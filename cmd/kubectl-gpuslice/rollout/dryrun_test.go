@@ -72,7 +72,7 @@ func TestADryRunNamesNodesThatRefuseOrDoNotAnswer(t *testing.T) {
 		w.Edit("gpu-4", func(n *corev1.Node) { n.Annotations[config.AnnotationPreview] = "gpuslice.io/profile=other" })
 		w.Is(`
 gpu-1: would be refused: UnknownConfig: there is no research
-gpu-2: no answer within 30s; see whether an agent runs there: kubectl get pods -A -l app.kubernetes.io/name=gpuslice --field-selector spec.nodeName=NODE
+gpu-2: no answer within 30s; see whether an agent runs there: kubectl get pods -A -l app.kubernetes.io/name=gpuslice --field-selector spec.nodeName=gpu-2
 gpu-3: the node was deleted
 gpu-4: another user has asked its agent something at the same time; ask again
 profile research: 0 of 4 nodes would change; nothing was labelled
@@ -83,6 +83,18 @@ error: profile research would be refused by 1 node, is not answered by 3 nodes
 		}
 		w.Untouched("gpu-1", "gpu-2", "gpu-4")
 	}, agenttest.GPU("gpu-1"), agenttest.GPU("gpu-2"), agenttest.GPU("gpu-3"), agenttest.GPU("gpu-4"))
+}
+
+// The command has to run as it is printed.
+func TestADryRunShowsHowToFindTheAgentsOfSeveralNodes(t *testing.T) {
+	inWorld(t, func(w *world) {
+		w.Start(apply("--dry-run")...)
+		w.Is(`
+gpu-1, gpu-2: no answer within 30s; see whether an agent runs there: kubectl get pods -A -l app.kubernetes.io/name=gpuslice -o wide
+profile research: 0 of 2 nodes would change; nothing was labelled
+error: profile research is not answered by 2 nodes
+`, 1)
+	}, agenttest.GPU("gpu-1"), agenttest.GPU("gpu-2"))
 }
 
 func TestAnInterruptedDryRunLeavesNoRequest(t *testing.T) {

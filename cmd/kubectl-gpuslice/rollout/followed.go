@@ -180,8 +180,7 @@ func (f *followed) passed(now time.Time) {
 	if f.stage != pending || silence < patience {
 		return
 	}
-	message := fmt.Sprintf("no agent has answered for %s; see whether its pod runs: kubectl get pods -A -l app.kubernetes.io/name=gpuslice"+
-		" --field-selector spec.nodeName=%s", patience.Round(time.Minute), f.Name)
+	message := fmt.Sprintf("no agent has answered for %s; see whether its pod runs: %s", patience.Round(time.Minute), cluster.PodsOfAgents(f.Name))
 	if f.last.None() {
 		f.end(failed, "", message)
 		return

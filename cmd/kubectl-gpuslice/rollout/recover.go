@@ -133,7 +133,7 @@ func (r *recovery) diagnose(ctx context.Context, client kube.Interface, node cor
 		return nil, fmt.Errorf("node %s: %s", node.Name, a.Lost)
 	case a.Answer == nil:
 		return nil, fmt.Errorf("the agent of node %s has not answered within %s. If none runs there, run gpuslice-agent recover on the node; "+
-			"to see whether one does: kubectl get pods -A -l app.kubernetes.io/name=gpuslice --field-selector spec.nodeName=%s", node.Name, planTime, node.Name)
+			"to see whether one does: %s", node.Name, planTime, cluster.PodsOfAgents(node.Name))
 	case a.Answer.Diagnosis == nil:
 		return nil, fmt.Errorf("the agent of node %s does not say: %s", node.Name, a.Answer.Refused)
 	default:

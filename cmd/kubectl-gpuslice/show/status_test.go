@@ -203,7 +203,8 @@ func TestAConditionAheadOfItsStatusAnswersNoOtherRequest(t *testing.T) {
 func TestThePhaseIsThatOfTheCondition(t *testing.T) {
 	for reason, want := range map[config.Reason]api.Phase{
 		config.ReasonUnknownConfig:         api.PhaseStalled, // the same pass has written both
-		config.ReasonConverged:             api.PhaseStalled, // the status is about to follow
+		config.ReasonConverged:             api.PhaseIdle,    // the status is about to follow, and is of a pass before
+		config.ReasonEvicting:              "",               // so it is, and the condition does not show the phase
 		config.ReasonDriverNotLoaded:       api.PhaseWaiting,
 		config.ReasonRetrying:              api.PhaseWaiting,
 		config.ReasonHostRecordUnavailable: api.PhaseWaiting,
@@ -212,7 +213,7 @@ func TestThePhaseIsThatOfTheCondition(t *testing.T) {
 		n := agenttest.GPUNode("gpu-1")
 		agenttest.Concludes(agenttest.States(n, agenttest.Research(api.PhaseStalled, config.ReasonUnknownConfig, 0, "team/trainer")), agenttest.Research("", reason, 0), "as it is")
 		v := viewOf(n, time.Now())
-		if former := reason == config.ReasonUnknownConfig || reason == config.ReasonConverged; v.Phase != want || (len(v.Blockers) > 0) != former {
+		if former := reason == config.ReasonUnknownConfig; v.Phase != want || (len(v.Blockers) > 0) != former {
 			t.Errorf("%s stands beside the phase %s and the blockers %v, want %s", reason, v.Phase, v.Blockers, want)
 		}
 	}

@@ -95,11 +95,10 @@ func viewOf(n *corev1.Node, now time.Time) nodeView {
 		Capacity: s.Capacity, Owner: s.Owner, Begins: s.Next.UTC(), Blockers: s.Blockers,
 		Silent: t.Silence(now) > 0, NotSeen: t.AnswersAnother(n),
 	}
-	if t.StandsAlone() { // the rest is of a pass before
-		v.Phase, v.Blockers, v.Begins = s.PhaseBeside(v.Reason), nil, time.Time{}
-	}
 	if s.Reason == v.Reason {
 		v.Since = s.Since.UTC()
+	} else { // the rest is of a pass before
+		v.Phase, v.Blockers, v.Begins = t.Phase(), nil, time.Time{}
 	}
 	if why, held := n.Annotations[config.AnnotationHold]; held {
 		why = sanitize.Message(why, cluster.LongestWord)
