@@ -23,6 +23,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/state/outcome"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/config/sanitize"
+	"github.com/gpuslice/gpuslice/nvml"
 )
 
 // Source has conditions of its own, and a part of the status.
@@ -247,13 +248,11 @@ func (w *Writer) annotations(ctx context.Context, seen *state.Observed, want sta
 func (w *Writer) learnt(seen *state.Observed, want state.Desired, r Report) journal.Learnt {
 	l := w.Record.Now().Learnt
 	l.Failed, l.NoReset = seen.ReportedFailure(want), seen.Refusal()
-	if r.Converged {
+	switch {
+	case r.Converged:
 		noteVerified(&l, seen, want)
-	} else if seen.Journal == nil && !seen.RebootedSinceVerified() {
-		l.Layouts = slices.DeleteFunc(slices.Clone(l.Layouts), func(was journal.GPULayout) bool { // another program has cut that GPU
-			gpu, is := seen.GPU(was.GPU)
-			return is && !gpu.Lost && !was.Matches(gpu)
-		})
+	case seen.Journal == nil && !seen.RebootedSinceVerified(): // another program may have cut a GPU
+		l.Layouts = withoutPresent(l.Layouts, seen, func(was journal.GPULayout, gpu nvml.GPU) bool { return !was.Matches(gpu) })
 	}
 	if l.Asked == nil || want.Name != l.Reported.Desired || want.Fingerprint != "" && want.Fingerprint != l.Asked.Fingerprint {
 		l.Foreign = nil // a user has changed the request, though perhaps to one that names nothing
@@ -276,10 +275,7 @@ func (w *Writer) learnt(seen *state.Observed, want state.Desired, r Report) jour
 // noteVerified notes that the agent has verified the desired state, and the layouts that a reboot would take.
 func noteVerified(l *journal.Learnt, seen *state.Observed, want state.Desired) {
 	l.Verified, l.Boot, l.Cut = want.Fingerprint, seen.Boot.ID, ""
-	l.Layouts = slices.DeleteFunc(slices.Clone(l.Layouts), func(was journal.GPULayout) bool { // a GPU that is lost may come back
-		gpu, is := seen.GPU(was.GPU)
-		return is && !gpu.Lost
-	})
+	l.Layouts = withoutPresent(l.Layouts, seen, func(journal.GPULayout, nvml.GPU) bool { return true })
 	if l.Foreign != nil {
 		l.Foreign = &journal.Foreign{Repeats: l.Foreign.Repeats}
 	}
@@ -294,6 +290,14 @@ func noteVerified(l *journal.Learnt, seen *state.Observed, want state.Desired) {
 	if state.HasInstances(seen.GPUs) {
 		l.Cut = seen.Boot.ID
 	}
+}
+
+// withoutPresent returns the layouts without those of present GPUs that such holds for. A GPU that is lost may come back, and keeps its own.
+func withoutPresent(layouts []journal.GPULayout, seen *state.Observed, such func(was journal.GPULayout, gpu nvml.GPU) bool) []journal.GPULayout {
+	return slices.DeleteFunc(slices.Clone(layouts), func(was journal.GPULayout) bool {
+		gpu, is := seen.GPU(was.GPU)
+		return is && !gpu.Lost && such(was, gpu)
+	})
 }
 
 // drainConditions returns the conditions of KEP-5683 that differ from those on the node. A node that was never drained has none.

@@ -157,8 +157,8 @@ func (v *Verifier) Await(_ context.Context, in act.Input) error {
 	if !fresh {
 		v.noteLate(in.Seen, now)
 	}
-	restores := !in.Want.Undo && in.Seen.RebootedSinceVerified() && in.Seen.Restores(in.Want) // an undo would restore what the reboot has left: nothing
-	if fresh || restores || now.Before(until) {
+	endless := fresh || restoresAfterReboot(in)
+	if endless || now.Before(until) {
 		wait := &outcome.Waiting{
 			Reason: config.ReasonAwaitingCapacity, For: outcome.ForStep, Message: "waiting for kubelet and " + offer.Of(in.Seen).Name() + ": " + blockers(in.Seen),
 			After: deviceplugin.AwaitsMPS(in.Seen, capacity.VerifyInterval), Blockers: in.Seen.Capacity.Missing,
@@ -166,11 +166,16 @@ func (v *Verifier) Await(_ context.Context, in act.Input) error {
 		if lacks.known && now.Sub(v.began) >= causePatience {
 			wait.Advice, wait.Message = lacks.advice, "waiting for kubelet and "+offer.Of(in.Seen).Name()+": "+lacks.text
 		}
-		if !fresh && !restores {
+		if !endless {
 			wait.Since, wait.Until, wait.Then = v.began, until, in.Seen.DeadlineText(in.Want)
 		}
 		return wait
 	}
+	return v.notBack(in, lacks)
+}
+
+// notBack ends the wait for capacity.
+func (v *Verifier) notBack(in act.Input, lacks missing) error {
 	if in.Want.Undo {
 		return &outcome.Stalled{
 			Reason: lacks.reason,
@@ -199,6 +204,11 @@ func (v *Verifier) noteLate(seen *state.Observed, now time.Time) {
 // driver that is still being installed.
 func isFresh(seen *state.Observed, want state.Desired) bool {
 	return len(seen.Journal.Startup()) > 0 && !want.Undo
+}
+
+// restoresAfterReboot reports whether the change restores what a reboot has taken. Its undo would bring back what the reboot has left: nothing.
+func restoresAfterReboot(in act.Input) bool {
+	return !in.Want.Undo && in.Seen.RebootedSinceVerified() && in.Seen.Restores(in.Want)
 }
 
 // failing returns why the device plugin does not run with the change's config, and whether that is for good; empty if it does, or there is none.
