@@ -286,3 +286,33 @@ func TestAStandingAnswerSaysWhenAWindowHasOpened(t *testing.T) {
 		}
 	})
 }
+
+// What a change touches may be about to fail, and a node that stays closed takes no pods after it.
+func TestAPlanNamesGPUsThatAreNotWellAndACordonThatStays(t *testing.T) {
+	t.Parallel()
+	for name, row := range map[string]struct {
+		prepare func(w *world)
+		config  string
+		note    string // empty for none
+	}{
+		"all is well":                         {func(*world) {}, "all-1g.10gb", ""},
+		"a GPU that the change touches":       {func(w *world) { w.setRecoveryAction(1, 2) }, "all-1g.10gb", "GPU 1, which the change touches, has RebootRequired: GPU 1 ("},
+		"a GPU that the change does not":      {func(w *world) { w.setConfigs(firstOnly); w.setRecoveryAction(1, 2) }, "first-1g", ""},
+		"a cordon":                            {func(w *world) { w.cordon(true) }, "all-1g.10gb", "the node is cordoned"},
+		"a cordon, and nothing is left to do": {func(w *world) { w.cordon(true) }, "all-disabled", "the node is cordoned"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newSickWorld(t, h100, config.HealthResetNever)
+				w.watch()
+				row.prepare(w)
+				w.spend(time.Minute)
+				given := w.ask(config.LabelMIGConfig + "=" + row.config)
+				if said := strings.Join(given.Notes, "\n"); given.Refused != "" || given.HeldUp != "" || !strings.HasPrefix(said, row.note) || (said == "") != (row.note == "") {
+					t.Errorf("refused %q, held up %q, notes %q; want %q", given.Refused, given.HeldUp, said, row.note)
+				}
+				w.removeRequest()
+			})
+		})
+	}
+}

@@ -13,6 +13,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/decide"
 	"github.com/gpuslice/gpuslice/agent/offer"
 	"github.com/gpuslice/gpuslice/agent/plan"
+	"github.com/gpuslice/gpuslice/agent/report"
 	"github.com/gpuslice/gpuslice/agent/report/preview"
 	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/agent/state/outcome"
@@ -47,6 +48,9 @@ func (a *Agent) previewOf(ctx context.Context, now *state.Observed, node *corev1
 	planned.Plugin.Foretold = newKey && want.Plugin != nil && want.Plugin.UserManaged
 	p, err := preview.Of(want.Planned(want.Targets), planned)
 	p.MIGStrategy, p.Beyond = offer.Of(seen).Strategy(a.env.Settings.MIGStrategy, want.Plugin), want.MissingPositions
+	if cordon := report.CordonOfOthers(seen); cordon != "" && seen.ForeignCordon() {
+		p.Notes = append(p.Notes, cordon)
+	}
 	if err != nil || len(p.Steps) == 0 {
 		return p, err
 	}

@@ -18,6 +18,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain/fence"
+	"github.com/gpuslice/gpuslice/drain/managed"
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
@@ -199,7 +200,7 @@ func (a *Agent) pendingRestores(ctx context.Context, node *corev1.Node) (pending
 	if o := a.observers.leftovers.Orphan(seen); o.Exists() {
 		left.ours = append(left.ours, o.String())
 	}
-	if !node.Spec.Unschedulable && fence.CordonTaint(node) != nil { // the taint keeps pods away until it is gone
+	if !node.Spec.Unschedulable && managed.CordonTaint(node) != nil { // the taint keeps pods away until it is gone
 		left.others = append(left.others, "the taint "+corev1.TaintNodeUnschedulable+", which the controller manager removes")
 	}
 	return left, nil

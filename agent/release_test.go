@@ -13,7 +13,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/config/catalog"
-	"github.com/gpuslice/gpuslice/drain/fence"
+	"github.com/gpuslice/gpuslice/drain/managed"
 )
 
 // firstOnly are configs of an administrator's file that leave all GPUs but the first alone.
@@ -83,7 +83,7 @@ func TestACordonThatAUserTakesOverInTheMiddleStays(t *testing.T) {
 			on  bool
 		}{{config.FieldManager, true}, {"", false}, {administrator, true}} {
 			w.cordon(want.on)
-			if who, _, on := fence.Cordoner(w.node()); who != want.who || on != want.on {
+			if who, _, on := managed.Cordoner(w.node()); who != want.who || on != want.on {
 				t.Fatalf("cordoned %t by %q, want %t by %q", on, who, want.on, want.who)
 			}
 		}

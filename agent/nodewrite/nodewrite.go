@@ -22,6 +22,7 @@ import (
 	"github.com/gpuslice/gpuslice/config/sanitize"
 	"github.com/gpuslice/gpuslice/drain/fence"
 	"github.com/gpuslice/gpuslice/drain/kube"
+	"github.com/gpuslice/gpuslice/drain/managed"
 )
 
 // longestOthers bounds what a message quotes of managedFields, in characters.
@@ -110,8 +111,8 @@ const conflicts = 10
 // alike reports whether the agent decides the same by both states of a node: they differ only in the status, and in taints, labels and
 // annotations that the agent does not read.
 func (w Writer) alike(a, b *corev1.Node) bool {
-	whoseA, _, _ := fence.Cordoner(a)
-	whoseB, _, _ := fence.Cordoner(b)
+	whoseA, _, _ := managed.Cordoner(a)
+	whoseB, _, _ := managed.Cordoner(b)
 	// Labels of operands are among NVIDIA's labels, which are compared below, so Markers need not look for them.
 	return a.UID == b.UID && whoseA == whoseB && maps.Equal(ours(a.Annotations), ours(b.Annotations)) &&
 		a.Spec.Unschedulable == b.Spec.Unschedulable && equality.Semantic.DeepEqual(w.ourTaints(a), w.ourTaints(b)) &&

@@ -17,7 +17,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/state/outcome"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/config/sanitize"
-	"github.com/gpuslice/gpuslice/drain/fence"
+	"github.com/gpuslice/gpuslice/drain/managed"
 )
 
 // mostBlockers bounds what the status lists: all annotations of a node together may take 256 KiB.
@@ -123,7 +123,7 @@ func idleReport(seen *state.Observed, want state.Desired) Report {
 		r := Report{
 			Phase: api.PhaseIdle, Ready: corev1.ConditionTrue, Reason: config.ReasonNotRequested,
 			Message: fmt.Sprintf("no label requests a config (%s, %s or %s); the GPUs stay unchanged",
-				config.LabelProfile, config.LabelMIGConfig, config.LabelDevicePluginConfig) + cordonOfOthers(seen),
+				config.LabelProfile, config.LabelMIGConfig, config.LabelDevicePluginConfig) + cordonNote(seen),
 		}
 		if seen.DevicePlugin.Unpicked != "" {
 			r.Message += "; " + seen.DevicePlugin.Unpicked
@@ -258,20 +258,28 @@ func converged(seen *state.Observed, want state.Desired) string {
 	if seen.Plugin.PassedOver != "" {
 		text += fmt.Sprintf(" (the device plugin ignores a part of its config: %s)", seen.Plugin.PassedOver)
 	}
-	text += cordonOfOthers(seen)
+	text += cordonNote(seen)
 	if stale := seen.Capacity.Stale; len(stale) > 0 {
 		text += " (" + strings.Join(stale, "; ") + ")"
 	}
 	return text
 }
 
-// cordonOfOthers says which user or tool has cordoned a node where the agent has nothing to restore.
-func cordonOfOthers(seen *state.Observed) string {
-	who, since, cordoned := fence.Cordoner(seen.Node)
+// cordonNote is CordonOfOthers for the end of a message.
+func cordonNote(seen *state.Observed) string {
+	if cordon := CordonOfOthers(seen); cordon != "" {
+		return "; " + cordon
+	}
+	return ""
+}
+
+// CordonOfOthers says which user or tool has cordoned a node where the agent has nothing to restore; empty if none has.
+func CordonOfOthers(seen *state.Observed) string {
+	who, since, cordoned := managed.Cordoner(seen.Node)
 	if !cordoned || seen.Journal != nil {
 		return ""
 	}
-	text := "; the node is cordoned"
+	text := "the node is cordoned"
 	if who != "" {
 		text += " by " + who
 	}

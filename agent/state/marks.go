@@ -15,6 +15,7 @@ import (
 	"github.com/gpuslice/gpuslice/config/sanitize"
 	"github.com/gpuslice/gpuslice/drain/fence"
 	"github.com/gpuslice/gpuslice/drain/holders"
+	"github.com/gpuslice/gpuslice/drain/managed"
 )
 
 // FenceTaint keeps pods away from the node while its GPUs are changed.
@@ -156,7 +157,7 @@ func (s *Observed) ForeignCordon() bool {
 	if !s.Node.Spec.Unschedulable {
 		return false
 	}
-	who, _, ok := fence.Cordoner(s.Node)
+	who, _, ok := managed.Cordoner(s.Node)
 	switch {
 	case ok && who != "":
 		return who != config.FieldManager

@@ -15,6 +15,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
+
+	"github.com/gpuslice/gpuslice/drain/managed"
 )
 
 // Fence keeps ordinary pods off a node while its GPUs change: a taint and a cordon, together with the journal of what the agent must restore. Its
@@ -72,7 +74,7 @@ func (f Fence) KeptBy(node *corev1.Node, manager string, annotations []string) [
 	return slices.DeleteFunc(slices.Clone(annotations), func(key string) bool {
 		value, there := node.Annotations[key]
 		return !there || !f.isOurs(key, value) || !slices.ContainsFunc(node.ManagedFields, func(m metav1.ManagedFieldsEntry) bool {
-			return m.Manager == manager && ownsField(m, "f:metadata", "f:annotations", "f:"+key)
+			return m.Manager == manager && managed.OwnsField(m, "f:metadata", "f:annotations", "f:"+key)
 		})
 	})
 }
@@ -305,33 +307,6 @@ func (p *patch) bytes() ([]byte, error) {
 	return out, nil
 }
 
-// Cordoner returns who cordoned the node and since when it is cordoned; ok is false if it is not cordoned.
-//
-// The result who is the manager that owns spec.unschedulable in the node's managedFields, by default the first part of its user agent. A program that
-// cordons a cordoned node again does not become its owner. Kubectl calls itself "kubectl" when it cordons, uncordons and drains, "kubectl-patch" when
-// it patches; so "kubectl" is a person or a script, and may be either command. It is empty if the node was read through a cache that drops
-// managedFields. Since is the time of the taint that the control plane puts on a cordoned node. Until the taint is there, it is the time of the
-// manager's last change. It is zero if neither is known.
-func Cordoner(node *corev1.Node) (who string, since time.Time, ok bool) {
-	if !node.Spec.Unschedulable {
-		return "", time.Time{}, false
-	}
-	var managers []string
-	for _, m := range node.ManagedFields {
-		if !ownsField(m, "f:spec", "f:unschedulable") {
-			continue
-		}
-		managers = append(managers, m.Manager)
-		if m.Time != nil && (since.IsZero() || m.Time.Time.Before(since)) {
-			since = m.Time.Time
-		}
-	}
-	if t := CordonTaint(node); t != nil && t.TimeAdded != nil {
-		since = t.TimeAdded.Time
-	}
-	return strings.Join(managers, ", "), since, true
-}
-
 // Tainters returns the managers that own the node's taints in managedFields: the one that wrote them last, or several that wrote the same.
 func Tainters(node *corev1.Node) []string {
 	return owners(node, "f:spec", "f:taints")
@@ -347,7 +322,7 @@ func Labelers(node *corev1.Node, label string) []string {
 func Annotators(node *corev1.Node, annotation string) (managers []string, at time.Time) {
 	path := []string{"f:metadata", "f:annotations", "f:" + annotation}
 	for _, m := range node.ManagedFields {
-		if m.Time != nil && ownsField(m, path...) && m.Time.Time.After(at) {
+		if m.Time != nil && managed.OwnsField(m, path...) && m.Time.Time.After(at) {
 			at = m.Time.Time
 		}
 	}
@@ -356,7 +331,7 @@ func Annotators(node *corev1.Node, annotation string) (managers []string, at tim
 
 func owners(node *corev1.Node, path ...string) (managers []string) {
 	for _, m := range node.ManagedFields {
-		if ownsField(m, path...) && !slices.Contains(managers, m.Manager) {
+		if managed.OwnsField(m, path...) && !slices.Contains(managers, m.Manager) {
 			managers = append(managers, m.Manager)
 		}
 	}
@@ -380,11 +355,11 @@ const atOnce = 2 * time.Second
 // nothing else, and so is gone from managedFields. The entry of the manager that had cordoned keeps its time. So an empty who is mostly kubectl, and
 // a who that is not empty is a guess.
 func Uncordoner(node *corev1.Node, ours string) (who string, when time.Time) {
-	if node.Spec.Unschedulable || CordonTaint(node) != nil {
+	if node.Spec.Unschedulable || managed.CordonTaint(node) != nil {
 		return "", time.Time{}
 	}
 	for _, m := range node.ManagedFields {
-		if m.Manager == controllerManager && m.Time != nil && ownsField(m, "f:spec", "f:taints") {
+		if m.Manager == controllerManager && m.Time != nil && managed.OwnsField(m, "f:spec", "f:taints") {
 			when = m.Time.Time
 		}
 	}
@@ -399,35 +374,4 @@ func Uncordoner(node *corev1.Node, ours string) (who string, when time.Time) {
 		}
 	}
 	return strings.Join(managers, ", "), when
-}
-
-// CordonTaint is the taint that the control plane puts on a cordoned node, or nil. The control plane removes it within a second of the uncordon. If
-// the taint stays, the controller manager does not work, and pods stay away.
-func CordonTaint(node *corev1.Node) *corev1.Taint {
-	for i, t := range node.Spec.Taints {
-		if t.Key == corev1.TaintNodeUnschedulable {
-			return &node.Spec.Taints[i]
-		}
-	}
-	return nil
-}
-
-// ownsField reports whether the entry's manager owns the field, which is named as in managedFields.
-func ownsField(m metav1.ManagedFieldsEntry, path ...string) bool {
-	if m.FieldsV1 == nil {
-		return false
-	}
-	fields := m.FieldsV1.GetRawBytes()
-	for _, name := range path {
-		var below map[string]json.RawMessage
-		// An entry in another form than FieldsV1 names no owner.
-		if err := json.Unmarshal(fields, &below); err != nil {
-			return false
-		}
-		var ok bool
-		if fields, ok = below[name]; !ok {
-			return false
-		}
-	}
-	return true
 }

@@ -11,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpuslice/gpuslice/drain/fence"
+	"github.com/gpuslice/gpuslice/drain/managed"
 	"github.com/gpuslice/gpuslice/test/cluster/clustertest"
 )
 
@@ -108,7 +109,7 @@ func TestClusterShowsWhoCordonedFirstAndSinceWhen(t *testing.T) {
 	name := clustertest.Node(t).Name
 	before := time.Now().Add(-time.Second) // the API server's times have no fractions
 	n := mustPatchNode(t, client, name, "kubectl-cordon", `{"spec":{"unschedulable":true}}`)
-	if who, since, ok := fence.Cordoner(n); who != "kubectl-cordon" || since.Before(before) || !ok {
+	if who, since, ok := managed.Cordoner(n); who != "kubectl-cordon" || since.Before(before) || !ok {
 		t.Errorf("just cordoned: Cordoner is %q since %v, %v; want kubectl-cordon since %v or later", who, since, ok, before)
 	}
 
@@ -117,7 +118,7 @@ func TestClusterShowsWhoCordonedFirstAndSinceWhen(t *testing.T) {
 	var tainted metav1.Time // on the node that is fenced: a controller that is behind writes its taint again, with another time
 	clustertest.Eventually(t, "the cordon's taint is there, and the fence is raised", func(ctx context.Context) (bool, error) {
 		n := readNode(ctx, t, client, name)
-		taint := fence.CordonTaint(n)
+		taint := managed.CordonTaint(n)
 		if taint == nil || taint.TimeAdded == nil {
 			return false, nil
 		}
@@ -132,7 +133,7 @@ func TestClusterShowsWhoCordonedFirstAndSinceWhen(t *testing.T) {
 		}
 		return err == nil, err
 	})
-	if who, since, ok := fence.Cordoner(fenced); who != "kubectl-cordon" || !since.Equal(tainted.Time) || !ok {
+	if who, since, ok := managed.Cordoner(fenced); who != "kubectl-cordon" || !since.Equal(tainted.Time) || !ok {
 		t.Errorf("cordoned again and fenced: Cordoner is %q since %v, %v; want kubectl-cordon since %v", who, since, ok, tainted)
 	}
 }
@@ -154,7 +155,7 @@ func TestClusterShowsThatKubectlCordoned(t *testing.T) {
 			name := clustertest.Node(t).Name
 			before := time.Now().Add(-time.Second) // the API server's times have no fractions
 			kubectl(t, command, name)
-			if who, since, ok := fence.Cordoner(readNode(t.Context(), t, client, name)); who != "kubectl" || since.Before(before) || !ok {
+			if who, since, ok := managed.Cordoner(readNode(t.Context(), t, client, name)); who != "kubectl" || since.Before(before) || !ok {
 				t.Errorf("Cordoner is %q since %v, %v; want kubectl since %v or later", who, since, ok, before)
 			}
 		})
@@ -178,7 +179,7 @@ func fencedNode(t *testing.T) string {
 	})
 	change(t, client, n.Name, raise)
 	clustertest.Eventually(t, "the cordon's taint is there", func(ctx context.Context) (bool, error) {
-		return fence.CordonTaint(readNode(ctx, t, client, n.Name)) != nil, nil
+		return managed.CordonTaint(readNode(ctx, t, client, n.Name)) != nil, nil
 	})
 	return n.Name
 }
@@ -189,7 +190,7 @@ func lifted(t *testing.T, name string) (now *corev1.Node) {
 	client := clustertest.Client(t)
 	clustertest.Eventually(t, "the cordon's taint is gone", func(ctx context.Context) (bool, error) {
 		now = readNode(ctx, t, client, name)
-		return !now.Spec.Unschedulable && fence.CordonTaint(now) == nil, nil
+		return !now.Spec.Unschedulable && managed.CordonTaint(now) == nil, nil
 	})
 	return now
 }
@@ -207,7 +208,7 @@ func TestClusterKnowsWhenKubectlUncordonedAndNotWho(t *testing.T) {
 			t.Errorf("kubectl is in managedFields after all: %+v", m)
 		}
 	}
-	if who, _, ok := fence.Cordoner(now); who != "" || ok {
+	if who, _, ok := managed.Cordoner(now); who != "" || ok {
 		t.Errorf("Cordoner of an uncordoned node is %q, %v", who, ok)
 	}
 }
@@ -217,7 +218,7 @@ func TestClusterNamesAControllerThatUncordonsAndNotesIt(t *testing.T) {
 	patched := mustPatchNode(t, clustertest.Client(t), name, "machine-config-controller",
 		`{"metadata":{"annotations":{"machineconfiguration.openshift.io/lastAppliedDrain":"uncordon-1"}},"spec":{"unschedulable":false}}`)
 	// The controller manager cannot have seen what the patch answers with.
-	if patched.Spec.Unschedulable || fence.CordonTaint(patched) == nil {
+	if patched.Spec.Unschedulable || managed.CordonTaint(patched) == nil {
 		t.Errorf("no taint is left at the moment of the uncordon: %v", patched.Spec)
 	}
 	if who, when := fence.Uncordoner(patched, "agent"); who != "" || !when.IsZero() {

@@ -12,6 +12,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 
 	"github.com/gpuslice/gpuslice/drain/fence"
+	"github.com/gpuslice/gpuslice/drain/managed"
 )
 
 var theFence = fence.Fence{
@@ -302,7 +303,7 @@ func TestFenceStandsByItsOwnTaintOnly(t *testing.T) {
 	}
 }
 
-func managed(by, fields string, at time.Time) func(*corev1.Node) {
+func managedBy(by, fields string, at time.Time) func(*corev1.Node) {
 	return func(n *corev1.Node) {
 		when := metav1.NewTime(at)
 		entry := metav1.ManagedFieldsEntry{Manager: by, Operation: metav1.ManagedFieldsOperationUpdate, Time: &when, FieldsV1: &metav1.FieldsV1{}}
@@ -313,9 +314,9 @@ func managed(by, fields string, at time.Time) func(*corev1.Node) {
 
 func TestCordonerIsTheOwnerOfUnschedulable(t *testing.T) {
 	early, late := cordonTime.Add(-time.Hour), cordonTime.Add(time.Hour)
-	labels := managed("kubelet", `{"f:metadata":{"f:labels":{"f:unschedulable":{}}}}`, early)
-	taints := managed("kube-controller-manager", `{"f:spec":{"f:taints":{}}}`, early)
-	cordon := managed("kubectl", `{"f:spec":{"f:unschedulable":{}}}`, late)
+	labels := managedBy("kubelet", `{"f:metadata":{"f:labels":{"f:unschedulable":{}}}}`, early)
+	taints := managedBy("kube-controller-manager", `{"f:spec":{"f:taints":{}}}`, early)
+	cordon := managedBy("kubectl", `{"f:spec":{"f:unschedulable":{}}}`, late)
 	for _, c := range []struct {
 		name  string
 		node  *corev1.Node
@@ -327,17 +328,17 @@ func TestCordonerIsTheOwnerOfUnschedulable(t *testing.T) {
 		{"the taint has the time", node(cordoned, labels, taints, cordon, tainted(cordonTaint)), "kubectl", cordonTime.Time, true},
 		{"the manager's entry has the time until the taint is there", node(cordoned, labels, taints, cordon), "kubectl", late, true},
 		{
-			"several owners are all named, since the first", node(cordoned, cordon, managed("argocd", `{"f:spec":{"f:unschedulable":{}}}`, early)),
+			"several owners are all named, since the first", node(cordoned, cordon, managedBy("argocd", `{"f:spec":{"f:unschedulable":{}}}`, early)),
 			"kubectl, argocd", early, true,
 		},
 		{"a cache that drops managedFields", node(cordoned, tainted(cordonTaint)), "", cordonTime.Time, true},
-		{"fields in an unknown form", node(cordoned, managed("kubectl", `[]`, late)), "", time.Time{}, true},
+		{"fields in an unknown form", node(cordoned, managedBy("kubectl", `[]`, late)), "", time.Time{}, true},
 		{"an entry without fields", node(cordoned, func(n *corev1.Node) {
 			n.ManagedFields = []metav1.ManagedFieldsEntry{{Manager: "kubectl"}}
 		}), "", time.Time{}, true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			who, since, ok := fence.Cordoner(c.node)
+			who, since, ok := managed.Cordoner(c.node)
 			if who != c.who || !since.Equal(c.since) || ok != c.ok {
 				t.Errorf("Cordoner is %q since %v, %v; want %q since %v, %v", who, since, ok, c.who, c.since, c.ok)
 			}
@@ -347,12 +348,12 @@ func TestCordonerIsTheOwnerOfUnschedulable(t *testing.T) {
 
 func TestUncordonerIsWhoWroteSomethingElseAtThatTime(t *testing.T) {
 	at := cordonTime.Time
-	lifted := managed("kube-controller-manager", `{"f:spec":{"f:taints":{}}}`, at)
+	lifted := managedBy("kube-controller-manager", `{"f:spec":{"f:taints":{}}}`, at)
 	other := func(by string, when time.Time) func(*corev1.Node) {
-		return managed(by, `{"f:metadata":{"f:annotations":{}}}`, when)
+		return managedBy(by, `{"f:metadata":{"f:annotations":{}}}`, when)
 	}
 	status := func(n *corev1.Node) {
-		managed("kubelet", `{"f:status":{}}`, at)(n)
+		managedBy("kubelet", `{"f:status":{}}`, at)(n)
 		n.ManagedFields[len(n.ManagedFields)-1].Subresource = "status"
 	}
 	for _, c := range []struct {
@@ -366,7 +367,7 @@ func TestUncordonerIsWhoWroteSomethingElseAtThatTime(t *testing.T) {
 		{"two that wrote at that time", node(lifted, other("a", at), other("b", at.Add(time.Second)), other("a", at)), "a, b", at},
 		{"a node that is cordoned", node(lifted, cordoned), "", time.Time{}},
 		{"a taint that is still there", node(lifted, tainted(cordonTaint)), "", time.Time{}},
-		{"taints that another user has written since", node(managed("agent", `{"f:spec":{"f:taints":{}}}`, at), other("x", at)), "", time.Time{}},
+		{"taints that another user has written since", node(managedBy("agent", `{"f:spec":{"f:taints":{}}}`, at), other("x", at)), "", time.Time{}},
 		{"a control plane that wrote anything but taints", node(other("kube-controller-manager", at), other("x", at)), "", time.Time{}},
 		{"entries without a time", node(lifted, func(n *corev1.Node) {
 			n.ManagedFields = append(n.ManagedFields, metav1.ManagedFieldsEntry{Manager: "old"})
@@ -383,10 +384,10 @@ func TestUncordonerIsWhoWroteSomethingElseAtThatTime(t *testing.T) {
 
 func TestCordonTaintIsThatOfTheControlPlane(t *testing.T) {
 	n := node(tainted(foreignTaint, cordonTaint))
-	if got := fence.CordonTaint(n); got != &n.Spec.Taints[1] {
+	if got := managed.CordonTaint(n); got != &n.Spec.Taints[1] {
 		t.Errorf("CordonTaint is %v, want %v", got, cordonTaint)
 	}
-	if got := fence.CordonTaint(node(cordoned, tainted(foreignTaint))); got != nil {
+	if got := managed.CordonTaint(node(cordoned, tainted(foreignTaint))); got != nil {
 		t.Errorf("CordonTaint of a node that was cordoned a moment ago is %v, want none", got)
 	}
 }

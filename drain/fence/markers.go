@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpuslice/gpuslice/config/sanitize"
+	"github.com/gpuslice/gpuslice/drain/managed"
 )
 
 // Marker is a sign on the node that another tool maintains it, or will.
@@ -440,7 +441,7 @@ func writtenBy(manager string, find finder) finder {
 		sign, since := find(node)
 		key, _, _ := strings.Cut(strings.TrimPrefix(sign, "label "), "=")
 		for _, m := range node.ManagedFields {
-			if sign != "" && m.Manager == manager && ownsField(m, "f:metadata", "f:labels", "f:"+key) {
+			if sign != "" && m.Manager == manager && managed.OwnsField(m, "f:metadata", "f:labels", "f:"+key) {
 				return sign, since
 			}
 		}

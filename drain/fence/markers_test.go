@@ -220,7 +220,7 @@ func TestMarkersDoNotCountWhatStaysAfterwards(t *testing.T) {
 		"ourselves": both(
 			cordoned, taintOf("gpuslice.io/repartitioning", "", corev1.TaintEffectNoSchedule), taintOf("gpuslice.io/not-ready", "", corev1.TaintEffectNoSchedule),
 			annotated("gpuslice.io/journal", "{}"), annotated("gpuslice.io/status", "{}"), labelOf(deployPlugin, fence.PausedValue),
-			labelOf("nvidia.com/mig.config.state", "pending"), managed("gpuslice-agent", `{"f:metadata":{"f:labels":{"f:nvidia.com/mig.config.state":{}}}}`, cordonTime.Time),
+			labelOf("nvidia.com/mig.config.state", "pending"), managedBy("gpuslice-agent", `{"f:metadata":{"f:labels":{"f:nvidia.com/mig.config.state":{}}}}`, cordonTime.Time),
 		),
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -233,7 +233,7 @@ func TestMarkersDoNotCountWhatStaysAfterwards(t *testing.T) {
 
 func TestMarkersKnowTheMIGManagersStateByItsWriter(t *testing.T) {
 	writer := func(by string) func(*corev1.Node) {
-		return managed(by, `{"f:metadata":{"f:labels":{"f:nvidia.com/mig.config.state":{}}}}`, cordonTime.Time)
+		return managedBy(by, `{"f:metadata":{"f:labels":{"f:nvidia.com/mig.config.state":{}}}}`, cordonTime.Time)
 	}
 	for _, state := range []string{"pending", "rebooting"} {
 		got := fence.Markers(node(labelOf("nvidia.com/mig.config.state", state), writer("kubelet"), writer("nvidia-mig-manager")), operands)

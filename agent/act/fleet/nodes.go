@@ -18,7 +18,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/agent/state/journal"
 	"github.com/gpuslice/gpuslice/config"
-	"github.com/gpuslice/gpuslice/drain/fence"
+	"github.com/gpuslice/gpuslice/drain/managed"
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
@@ -233,7 +233,7 @@ func Unavailable(node *corev1.Node, startup config.StartupTaints) string {
 	if i := slices.IndexFunc(node.Spec.Taints, startup.Has); i >= 0 {
 		return "not yet made ready, it has the taint " + node.Spec.Taints[i].Key
 	}
-	if who, _, cordoned := fence.Cordoner(node); cordoned {
+	if who, _, cordoned := managed.Cordoner(node); cordoned {
 		if who == "" {
 			return "cordoned"
 		}

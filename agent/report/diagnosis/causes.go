@@ -19,6 +19,7 @@ import (
 	"github.com/gpuslice/gpuslice/drain"
 	"github.com/gpuslice/gpuslice/drain/fence"
 	"github.com/gpuslice/gpuslice/drain/holders"
+	"github.com/gpuslice/gpuslice/drain/managed"
 )
 
 // byHand has the field managers' prefixes of programs that people use.
@@ -390,7 +391,7 @@ func (e *Evidence) operandsPaused() []api.Finding {
 }
 
 func (e *Evidence) taintLeft() []api.Finding {
-	taint := fence.CordonTaint(e.Node)
+	taint := managed.CordonTaint(e.Node)
 	if taint == nil || e.Node.Spec.Unschedulable {
 		return nil
 	}

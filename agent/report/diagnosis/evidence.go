@@ -25,6 +25,7 @@ import (
 	"github.com/gpuslice/gpuslice/drain"
 	"github.com/gpuslice/gpuslice/drain/fence"
 	"github.com/gpuslice/gpuslice/drain/holders"
+	"github.com/gpuslice/gpuslice/drain/managed"
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
@@ -95,7 +96,7 @@ func (e *Evidence) ReadNode() {
 		e.Agent.Wrote, e.Agent.Reason, e.Agent.Message = c.LastHeartbeatTime.Time, config.Reason(c.Reason), c.Message
 		e.Agent.Phase = api.Status{Phase: last.Phase, Reason: last.Reason}.PhaseBeside(e.Agent.Reason)
 	}
-	if by, since, on := fence.Cordoner(e.Node); on {
+	if by, since, on := managed.Cordoner(e.Node); on {
 		_, kept := e.Node.Annotations[config.AnnotationKeepCordoned]
 		e.cordon = &api.CordonSeen{By: by, Ours: !e.ForeignCordon(), Kept: kept, Since: since}
 	}

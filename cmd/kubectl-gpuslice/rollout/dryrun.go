@@ -155,7 +155,7 @@ func (p *plans) describe(a *cluster.Asked) string {
 	verdict := p.verdict(a)
 	switch {
 	case verdict == "":
-		return "nothing to do"
+		return strings.Join(append([]string{"nothing to do"}, a.Answer.Notes...), "\n      ")
 	case len(a.Answer.Steps) == 0:
 		return verdict
 	}

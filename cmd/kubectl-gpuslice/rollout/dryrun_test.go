@@ -29,7 +29,7 @@ func TestADryRunPrintsWhatEachNodeWouldDo(t *testing.T) {
 		w.Start(apply("--dry-run")...)
 		some := api.Answer{Steps: []string{"fence: journal, cordon, taint", "GPU 0: turn MIG on"}}
 		w.Answers("gpu-1", some)
-		w.Answers("gpu-2", api.Answer{})
+		w.Answers("gpu-2", api.Answer{Notes: []string{"the node is cordoned by kubectl; the agent does not lift that cordon"}})
 		w.Answers("gpu-3", some)
 		w.Answers("gpu-4", api.Answer{
 			Steps: []string{"evict team/a"}, More: 40, Pods: []string{"team/a", "team/b"}, MorePods: 7, Reboot: true, Runs: "at once: a window is open",
@@ -45,6 +45,7 @@ gpu-1, gpu-3: runs at once
    1  fence: journal, cordon, taint
    2  GPU 0: turn MIG on
 gpu-2: nothing to do
+      the node is cordoned by kubectl; the agent does not lift that cordon
 gpu-4: runs at once: a window is open
       41 steps; 9 pods have to leave: team/a, team/b and 7 more; it takes a reboot of the node
       lost for good: pod team/a, which no controller recreates; the files of team/b on emptyDir scratch and 3 more

@@ -210,12 +210,14 @@ func (w *statusWatch) changed(name string, v nodeView) {
 		w.picture(time.Now())
 		return
 	}
-	p := paper{now: time.Now()}
-	said := strings.Join([]string{v.Node, v.AskedFor, string(v.Phase), reason(&v, p), v.Capacity, blockers(&v, p)}, "  ")
-	if w.printed[name] == said {
+	line := func(p paper) string {
+		return strings.Join([]string{v.Node, v.AskedFor, string(v.Phase), reason(&v, p), v.Capacity, blockers(&v, p)}, "  ")
+	}
+	key := line(paper{}) // without a time, since ages change by themselves
+	if w.printed[name] == key {
 		return
 	}
-	w.printed[name] = said
+	w.printed[name] = key
 	switch w.request.format {
 	case formatJSON:
 		line, err := json.Marshal(v)
@@ -224,7 +226,7 @@ func (w *statusWatch) changed(name string, v nodeView) {
 		document, err := yaml.Marshal(v)
 		w.raw("---\n"+string(document), err)
 	default:
-		w.out.Printf("%s  %s\n", time.Now().UTC().Format(time.TimeOnly+"Z"), said)
+		w.out.Printf("%s  %s\n", time.Now().UTC().Format(time.TimeOnly+"Z"), line(paper{now: time.Now()}))
 	}
 }
 

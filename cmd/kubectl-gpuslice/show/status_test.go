@@ -6,8 +6,10 @@ import (
 	"time"
 	"unicode"
 
+	"github.com/jedib0t/go-pretty/v6/text"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/cluster"
@@ -263,5 +265,95 @@ func TestWhatOthersWroteOnANodeMovesNoCursor(t *testing.T) {
 	}
 	if lines := strings.Count(screen, "\n"); lines != 3 {
 		t.Errorf("%d lines for one pod: %s", lines, screen)
+	}
+}
+
+// A node that takes no pods is not green, whatever its GPUs are.
+func TestTheTableSaysWhoHasCordonedANode(t *testing.T) {
+	for name, c := range map[string]struct {
+		by      string // field manager; empty if it is not known
+		change  bool   // one of the agent is under way
+		reason  string
+		colour  text.Color
+		changes func(n *corev1.Node)
+	}{
+		"a user":                      {by: "kubectl", reason: "Converged, cordoned by kubectl 28s", colour: text.FgYellow},
+		"not known":                   {reason: "Converged, cordoned 28s", colour: text.FgYellow},
+		"a user, during a change":     {by: "kubectl", change: true, reason: "Converged, cordoned by kubectl 28s", colour: text.FgYellow},
+		"the agent, during a change":  {by: config.FieldManager, change: true, reason: "Converged", colour: text.FgGreen},
+		"not known, during a change":  {change: true, reason: "Converged", colour: text.FgGreen},
+		"a user, and it is lifted":    {by: "kubectl", changes: func(n *corev1.Node) { n.Spec.Unschedulable = false }, reason: "Converged", colour: text.FgGreen},
+		"a user, and another request": {by: "kubectl", changes: func(n *corev1.Node) { n.Labels[config.LabelProfile] = "training" }, reason: "NotSeenYet, cordoned by kubectl 28s", colour: text.FgYellow},
+	} {
+		n := onScreen("gpu-1", config.LabelProfile, "research", agenttest.Done(), time.Hour, "as asked")
+		n.Spec.Unschedulable = true
+		n.Spec.Taints = []corev1.Taint{{Key: corev1.TaintNodeUnschedulable, Effect: corev1.TaintEffectNoSchedule, TimeAdded: &metav1.Time{Time: screenTime.Add(-28 * time.Second)}}}
+		if c.by != "" {
+			n.ManagedFields = []metav1.ManagedFieldsEntry{{Manager: c.by, FieldsV1: metav1.NewFieldsV1(`{"f:spec":{"f:unschedulable":{}}}`)}}
+		}
+		if c.change {
+			n.Annotations[config.AnnotationJournal] = "{}"
+		}
+		if c.changes != nil {
+			c.changes(n)
+		}
+		v := viewOf(n, screenTime)
+		if said := reason(&v, paper{now: screenTime}); said != c.reason || v.colour() != c.colour {
+			t.Errorf("%s: %q in colour %d, want %q in %d", name, said, v.colour(), c.reason, c.colour)
+		}
+	}
+}
+
+// It is not known whether a GPU that the agent cannot see is cut or free.
+func TestNothingIsSaidOfAGPUThatIsNotSeen(t *testing.T) {
+	lost := api.StatusGPU{Index: 1, UUID: "GPU-lost", Slices: 8, Lost: true}
+	whole := api.StatusGPU{Index: 1, UUID: "GPU-whole"}
+	for name, c := range map[string]struct {
+		gpu    api.StatusGPU
+		reason config.Reason
+		now    []api.StatusGPU // of the agent's answer
+		unseen []string
+		says   string
+		never  []string
+	}{
+		"it is lost":                            {gpu: lost, reason: config.ReasonConverged, says: "GPU 1 GPU-lost not known", never: []string{"whole", "free"}},
+		"it is lost, by the answer":             {gpu: whole, reason: config.ReasonConverged, now: []api.StatusGPU{lost}, says: "GPU 1 GPU-lost not known", never: []string{"whole", "free"}},
+		"the driver is away":                    {gpu: whole, reason: config.ReasonDriverNotLoaded, unseen: []string{"the GPUs: no driver"}, says: "GPU 1 GPU-whole whole when last seen", never: []string{"free"}},
+		"the driver is away, and it was cut":    {gpu: seven(1), reason: config.ReasonDriverNotLoaded, unseen: []string{"the GPUs: no driver"}, says: " MIG when last seen", never: []string{"free\n"}},
+		"the driver was away, and it shows now": {gpu: seven(1), reason: config.ReasonDriverNotLoaded, now: []api.StatusGPU{whole}, says: "GPU 1 GPU-whole whole\n  used by: free"},
+		"all is well":                           {gpu: whole, reason: config.ReasonConverged, says: "GPU 1 GPU-whole whole\n  used by: free"},
+	} {
+		n := agenttest.GPUNode("gpu-1")
+		s := agenttest.Done()
+		s.GPUs = []api.StatusGPU{c.gpu}
+		agenttest.Concludes(agenttest.States(n, s), agenttest.Research("", c.reason, 0), "as it is")
+		v := viewOf(n, time.Now())
+		v.addDiagnosis(&api.Diagnosis{GPUs: api.GPUsSeen{Now: c.now}, Unseen: c.unseen})
+		said := draw(&v, paper{now: time.Now()})
+		if !strings.Contains(said, c.says) {
+			t.Errorf("%s: want %q:\n%s", name, c.says, said)
+		}
+		for _, never := range c.never {
+			if strings.Contains(said, never) {
+				t.Errorf("%s: it says %q:\n%s", name, never, said)
+			}
+		}
+	}
+}
+
+// The device plugin opens all GPUs, and uses none.
+func TestOperandsAreNoUsers(t *testing.T) {
+	n := agenttest.GPUNode("gpu-1")
+	s := agenttest.Done()
+	s.GPUs = []api.StatusGPU{{Index: 0, UUID: "GPU-0"}, {Index: 1, UUID: "GPU-1"}}
+	agenttest.Says(n, s, "as asked")
+	v := viewOf(n, time.Now())
+	v.addDiagnosis(&api.Diagnosis{Pods: []api.PodSeen{
+		{Namespace: "kube-system", Name: "plugin", Devices: []string{"GPU 0", "GPU 1"}, Operand: true},
+		{Namespace: "kube-system", Name: "exporter", Devices: []string{"unknown; it counts as holding everything"}, Operand: true},
+		{Namespace: "team", Name: "trainer", Devices: []string{"GPU 1"}},
+	}})
+	if said := draw(&v, paper{now: time.Now()}); strings.Contains(said, "kube-system") || !strings.HasSuffix(said, "GPU-0 whole\n  used by: free\nGPU 1 GPU-1 whole\n  used by: team/trainer") {
+		t.Error(said)
 	}
 }

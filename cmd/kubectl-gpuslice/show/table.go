@@ -124,18 +124,25 @@ const (
 	notSeenYet  = "NotSeenYet"  // the agent has not answered the labels' present request
 )
 
-// reason is the reason of the agent's report. If the report answers another request, it says so instead.
+// reason is the reason of the agent's report, and who else keeps pods off the node. If the report answers another request, it says so instead.
 func reason(v *nodeView, p paper) string {
+	said := string(v.Reason)
 	switch {
 	case !v.Agent:
-		return "no agent"
+		said = "no agent"
 	case v.Silent:
-		return fmt.Sprintf("%s (%s)", agentSilent, age(v.Heard, p.now))
+		said = fmt.Sprintf("%s (%s)", agentSilent, age(v.Heard, p.now))
 	case v.NotSeen:
-		return notSeenYet
-	default:
-		return string(v.Reason)
+		said = notSeenYet
 	}
+	if v.Cordon == nil {
+		return said
+	}
+	said += ", cordoned"
+	if v.Cordon.By != "" {
+		said += " by " + v.Cordon.By
+	}
+	return strings.TrimSuffix(said+" "+age(v.Cordon.Since, p.now), " ")
 }
 
 // silences names the agents that are silent, in lines for below the table; empty if none is.
@@ -279,7 +286,7 @@ func (v *nodeView) colour() text.Color {
 		return text.FgYellow
 	case v.Phase == api.PhaseStalled || v.Phase == api.PhaseRollingBack:
 		return text.FgRed
-	case v.Ready == corev1.ConditionTrue:
+	case v.Ready == corev1.ConditionTrue && v.Cordon == nil:
 		return text.FgGreen
 	case !v.Agent:
 		return text.FgHiBlack

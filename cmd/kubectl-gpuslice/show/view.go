@@ -13,6 +13,7 @@ import (
 	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/cluster"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/config/sanitize"
+	"github.com/gpuslice/gpuslice/drain/managed"
 )
 
 const (
@@ -37,9 +38,10 @@ type nodeView struct {
 	Silent   bool                   `json:"silent,omitempty"`     // the agent has said nothing for longer than two and a half of its heartbeats
 	NotSeen  bool                   `json:"notSeenYet,omitempty"` // all but AskedFor is an answer to what was asked before
 	Capacity string                 `json:"capacity,omitempty"`
-	Owner    api.Owner              `json:"owner,omitempty"` // who allocates the GPUs, where NVIDIA's DRA driver has a part in it
-	Held     *string                `json:"held,omitempty"`  // why
-	Begins   time.Time              `json:"begins,omitzero"` // of the change that waits for its window
+	Owner    api.Owner              `json:"owner,omitempty"`  // who allocates the GPUs, where NVIDIA's DRA driver has a part in it
+	Cordon   *api.CordonSeen        `json:"cordon,omitempty"` // by a user or another tool; nil if the node takes pods, or the agent has closed it
+	Held     *string                `json:"held,omitempty"`   // why
+	Begins   time.Time              `json:"begins,omitzero"`  // of the change that waits for its window
 	Blockers []string               `json:"blockers,omitempty"`
 	Health   *healthView            `json:"health,omitempty"` // nil if the agent does not report it
 	GPUs     []gpuView              `json:"gpus,omitempty"`
@@ -104,6 +106,7 @@ func viewOf(n *corev1.Node, now time.Time) nodeView {
 		why = sanitize.Message(why, cluster.LongestWord)
 		v.Held = &why
 	}
+	v.Cordon = cordonOf(n)
 	for _, c := range n.Status.Conditions {
 		if c.Type == config.ConditionGPUUnhealthy {
 			v.Health = &healthView{c.Status, sanitize.Cut(c.Reason, cluster.LongestWord), sanitize.Message(c.Message, sanitize.Longest)}
@@ -115,6 +118,16 @@ func viewOf(n *corev1.Node, now time.Time) nodeView {
 		v.GPUs = append(v.GPUs, gpu)
 	}
 	return v
+}
+
+// cordonOf returns the node's cordon, unless it is of a change that is under way.
+func cordonOf(n *corev1.Node) *api.CordonSeen {
+	who, since, cordoned := managed.Cordoner(n)
+	_, changes := n.Annotations[config.AnnotationJournal]
+	if !cordoned || changes && (who == "" || who == config.FieldManager) {
+		return nil
+	}
+	return &api.CordonSeen{By: sanitize.Cut(who, cluster.LongestWord), Ours: who == config.FieldManager, Since: since.UTC()}
 }
 
 func viewOfGPU(g api.StatusGPU) gpuView {
