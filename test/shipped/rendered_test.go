@@ -40,7 +40,9 @@ func start(t *testing.T) *cluster.Cluster {
 		must(t, c, args...)
 		must(t, c, append([]string{"wait", "--for=condition=Established", "--timeout=2m", "crd"}, names...)...)
 		for _, namespace := range []string{"team", "production", "redhat-ods-applications"} {
-			must(t, c, "create", "namespace", namespace)
+			if out, err := kubectl(t, c, "create", "namespace", namespace); err != nil && !strings.Contains(out, "already exists") { // by another test
+				t.Fatalf("%v: %s", err, out)
+			}
 		}
 	})
 	return c
