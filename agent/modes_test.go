@@ -283,7 +283,7 @@ func TestASwitchOfMIGModesForADRADriverIsUndone(t *testing.T) {
 	t.Parallel()
 	for name, fails := range map[string]func(w *world){
 		"the other GPU is not switched": func(w *world) { w.failForGood(gpusim.SetMigMode) },
-		"another wish":                  func(w *world) { w.label("all-1g.10gb") },
+		"another label":                 func(w *world) { w.label("all-1g.10gb") },
 		"no label":                      func(w *world) { w.unset(config.LabelMIGConfig) },
 	} {
 		t.Run(name, func(t *testing.T) {

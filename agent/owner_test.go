@@ -374,7 +374,7 @@ func TestAGPUThatThePluginAndTheDRADriverGiveOutIsNotCut(t *testing.T) {
 	})
 }
 
-// Two DRA drivers on one node are two schedulers' books of the same GPUs. A driver of other devices concerns nobody.
+// Two DRA drivers on one node are two schedulers' books of the same GPUs. A driver of other devices does not matter.
 func TestAGPUThatAnotherDRADriverGivesOutIsNotCut(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

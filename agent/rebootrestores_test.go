@@ -140,7 +140,7 @@ func TestAfterARebootEachGPUIsCutAsTheAgentHasVerifiedIt(t *testing.T) {
 }
 
 // Promise 3. Who uses a GPU in another way since, by right, keeps it: an old layout takes nothing from anybody.
-func TestAnOldLayoutIsCutOverNobodysWork(t *testing.T) {
+func TestAnOldLayoutTakesNoGPUThatIsUsed(t *testing.T) {
 	t.Parallel()
 	configs := map[string]catalog.MIGConfig{
 		"gpu-0": {{Indices: []int{0}, MIG: true, Devices: map[string]int{"1g.10gb": 7}}},

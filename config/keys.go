@@ -29,7 +29,7 @@ const (
 	LabelMIGConfigState = "nvidia.com/mig.config.state"
 )
 
-// RequestLabels lists the labels by which users request a config.
+// RequestLabels lists the labels that request a config.
 func RequestLabels() []string { return []string{LabelProfile, LabelMIGConfig, LabelDevicePluginConfig} }
 
 // State is a value of LabelMIGConfigState. They are those of NVIDIA's k8s-mig-manager.

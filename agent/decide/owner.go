@@ -95,7 +95,7 @@ func modesAlone(seen *state.Observed, targets plan.Targets) plan.Targets {
 	return out
 }
 
-// modesBack limits the targets of an undo to the MIG modes that the change has switched. A GPU on which the driver has made instances since keeps its mode.
+// modesBack limits the targets of an undo to the MIG modes that the change has switched. A GPU keeps its mode if the driver has made instances there since.
 func modesBack(seen *state.Observed, former plan.Targets) plan.Targets {
 	if !seen.Journal.ModesOnly {
 		return nil

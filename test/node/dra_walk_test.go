@@ -229,7 +229,7 @@ func (w *walk) devices() map[[2]int]string {
 	return all
 }
 
-// uuidOf is the device that the driver's name stands for now; a word about it if there is none.
+// uuidOf returns the UUID of the device that has this name now, or a text that says that there is none.
 func (w *walk) uuidOf(name string) string {
 	gpu, of, cut := strings.Cut(name, "-mig-")
 	minor, err := strconv.Atoi(strings.TrimPrefix(gpu, "gpu-"))

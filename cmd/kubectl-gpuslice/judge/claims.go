@@ -55,8 +55,8 @@ func (c classes) Get(name string) (*resourcev1.DeviceClass, error) {
 	return nil, apierrors.NewNotFound(resourcev1.Resource("deviceclasses"), name)
 }
 
-// of returns the class whose devices the scheduler gives for the extended resource; empty if none. Of several classes, it takes the newest, then the first by
-// name, as kube-scheduler does.
+// of returns the class that gives the scheduler devices for the extended resource; empty if none does. Of several classes, it takes the newest, then the first
+// by name, as kube-scheduler does.
 func (c classes) of(resource corev1.ResourceName) string {
 	if name, is := strings.CutPrefix(string(resource), resourcev1.ResourceDeviceClassPrefix); is {
 		return name

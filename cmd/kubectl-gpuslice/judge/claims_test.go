@@ -165,7 +165,7 @@ func TestPodsWithClaimsHaveADeviceElsewhereOrNot(t *testing.T) {
 	}
 }
 
-// Where the devices of claims are not known, it is not known whether the pods of a budget leave. Nobody says then that they do, or that they do not.
+// Where the devices of claims are not known, it is not known whether the pods of a budget leave. The verdict is then neither that they do nor that they do not.
 func TestAnUnknownPlaceIsNoVerdict(t *testing.T) {
 	forbidden := func(what string) func(w *world) {
 		return func(w *world) {

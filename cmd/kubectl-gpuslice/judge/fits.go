@@ -49,8 +49,8 @@ type Verdict struct {
 	Unknown string // why that is not known; empty if Stuck is not
 }
 
-// Fit says whether the pods that leave each node fit on others, and which budgets block them, and returns the verdict by node. What the user has no right to
-// list is not known, and no error.
+// Fit says whether the pods that leave each node fit on others, and which budgets block them, and returns the verdict by node. A list that the user has
+// no right to leaves the verdict unknown, and is no error.
 func Fit(ctx context.Context, client kube.Interface, leaving []Leaving, out *cli.Printer) map[string]Verdict {
 	if len(leaving) == 0 || ctx.Err() != nil {
 		return nil

@@ -235,7 +235,7 @@ func TestTheSlicesOfADriverGoWithIt(t *testing.T) {
 }
 
 // The real kubelet counts from the end of the last connection, however short that was. What it has begun to delete it deletes, whoever has connected
-// meanwhile (DRAPluginManager.sync and wipeResourceSlices).
+// since (DRAPluginManager.sync and wipeResourceSlices).
 func TestAConnectionPutsOffTheDeletionOfSlicesUntilThatBegins(t *testing.T) {
 	t.Parallel()
 	const name = "gpu.example.com"
@@ -275,7 +275,7 @@ func TestAConnectionPutsOffTheDeletionOfSlicesUntilThatBegins(t *testing.T) {
 	t.Cleanup(start().Stop)
 	j.publish(t, j.options.Node, name)
 	deletions.refuse.Store(false)
-	clustertest.Eventually(t, "the slices that the driver has published meanwhile are gone", func(ctx context.Context) (bool, error) {
+	clustertest.Eventually(t, "the slices that the driver has published since are gone", func(ctx context.Context) (bool, error) {
 		list, err := j.admin.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{FieldSelector: "spec.nodeName=" + j.options.Node})
 		return err == nil && len(list.Items) == 0, err
 	})

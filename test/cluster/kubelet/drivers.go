@@ -281,7 +281,7 @@ func (t *driverTable) wipe(ctx context.Context) {
 	}
 }
 
-// wipeSlices deletes the node's ResourceSlices of a driver, or of all. It goes on until the API server has deleted them, whoever has registered meanwhile.
+// wipeSlices deletes the node's ResourceSlices of a driver, or of all. It goes on until the API server has deleted them, whichever driver has registered since.
 func (t *driverTable) wipeSlices(ctx context.Context, driver string) {
 	selector := fields.Set{resourcev1.ResourceSliceSelectorNodeName: t.k.Node}
 	if driver != allDrivers {
