@@ -253,11 +253,11 @@ func (a *Agent) pass(ctx context.Context) time.Duration {
 	if err = a.upkeep(ctx, seen, err); err != nil {
 		return a.conclude(ctx, seen, state.Desired{}, nil, err)
 	}
-	want, steps, err := a.plan(ctx, seen)
-	in := act.Input{Seen: seen, Want: want, Steps: steps}
-	a.actors.verifier.Follow(seen, want)
-	a.deciders.resolver.Remember(seen, want)
-	a.learn(ctx, seen, want, steps)
+	to, err := a.plan(ctx, seen)
+	in := act.Input{Seen: seen, Want: to.want, Steps: to.steps}
+	a.actors.verifier.Follow(seen, to.want)
+	a.deciders.resolver.Remember(seen, to.want)
+	a.learn(ctx, seen, to.want, to.steps)
 	if err == nil {
 		in, err = a.act(ctx, in)
 	}
@@ -493,9 +493,17 @@ func (a *Agent) setClock(_ context.Context, seen *state.Observed) {
 	}
 }
 
+// course is what a pass works towards, and the steps to it.
+type course struct {
+	goal  decide.Kind
+	want  state.Desired
+	steps []plan.Step
+	why   error // why the request is not the goal, even if there are steps; nil if it is
+}
+
 // plan lists the steps to the goal of the pass. A node that is as desired has neither steps nor an error. The error says why the pass has no plan. Plan reads
 // who uses the devices that the steps take: see planned.
-func (a *Agent) plan(ctx context.Context, seen *state.Observed) (state.Desired, []plan.Step, error) {
+func (a *Agent) plan(ctx context.Context, seen *state.Observed) (course, error) {
 	want, err := a.deciders.resolver.Desired(seen)
 	if err == nil {
 		want.Restore(seen)
@@ -510,13 +518,13 @@ func (a *Agent) plan(ctx context.Context, seen *state.Observed) (state.Desired, 
 	steps, err := a.planTo(ctx, seen, want, goal)
 	revised := goal.Revised(seen, want, steps, a.env.Settings.With(want.Drain).Drain.OnUncordon, under)
 	if revised.Kind == goal.Kind {
-		return want, steps, err
+		return course{goal.Kind, want, steps, goal.Why}, err
 	}
 	if want.Unread != nil {
 		want, _ = a.deciders.resolver.Asked(seen.Node) // the files could not be read: only the labels are certain
 	}
 	steps, err = a.planTo(ctx, seen, want, revised)
-	return want, steps, err
+	return course{revised.Kind, want, steps, revised.Why}, err
 }
 
 // planTo lists the steps to the goal, or returns why it has no plan.

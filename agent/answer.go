@@ -3,7 +3,6 @@ package agent
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -14,12 +13,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpuslice/gpuslice/agent/api"
-	"github.com/gpuslice/gpuslice/agent/decide"
-	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/agent/report"
 	"github.com/gpuslice/gpuslice/agent/report/preview"
 	"github.com/gpuslice/gpuslice/agent/state"
-	"github.com/gpuslice/gpuslice/agent/state/outcome"
 	"github.com/gpuslice/gpuslice/config"
 )
 
@@ -152,18 +148,4 @@ func belowProfile(seen *state.Observed, profile, label, name string) string {
 	}
 	return fmt.Sprintf("remove label %[1]s=%[2]s first (kubectl label node %[3]s %[1]s-): it wins over %[4]s, which does not count next to it",
 		config.LabelProfile, profile, node, label)
-}
-
-// refusal is the reason that the node's condition would have for a refusal; empty if it has none.
-func refusal(err error) config.Reason {
-	var stalled *outcome.Stalled
-	var refused *plan.Refused
-	switch {
-	case errors.As(err, &stalled):
-		return stalled.Reason
-	case errors.As(err, &refused):
-		return decide.Refusal(refused)
-	default:
-		return ""
-	}
 }

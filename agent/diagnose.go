@@ -3,7 +3,6 @@ package agent
 import (
 	"context"
 	"errors"
-	"fmt"
 
 	"github.com/gpuslice/gpuslice/agent/act"
 	"github.com/gpuslice/gpuslice/agent/api"
@@ -37,10 +36,12 @@ func (a *Agent) evidence(ctx context.Context) diagnosis.Evidence {
 	asked, _ := a.deciders.resolver.Asked(e.Node)
 	e.Want.Label, e.Want.Name = asked.Label, asked.Name
 	if e.Complete {
-		e.Want, e.Steps, e.Refused = a.plan(ctx, e.Observed)
+		to, err := a.plan(ctx, e.Observed)
+		e.Want, e.Steps, e.Refused = to.want, to.steps, err
 		e.Settings = a.env.Settings.With(e.Want.Drain)
-		e.NotYet = a.whyNotBegun(&e)
-		e.Verdicts = a.actors.evictions.Evictable(ctx, act.Input{Seen: e.Observed, Want: e.Want, Steps: e.Steps})
+		in := act.Input{Seen: e.Observed, Want: e.Want, Steps: e.Steps}
+		e.NotYet = a.whyNotBegun(ctx, in)
+		e.Verdicts = a.actors.evictions.Evictable(ctx, in)
 		e.Processes = e.UnownedProcesses()
 		e.Users = e.UsersOfNoListedPod(a.observers.processes.Users(ctx, e.Observed))
 		offers := offer.Of(e.Observed)
@@ -59,18 +60,13 @@ func (a *Agent) evidence(ctx context.Context) diagnosis.Evidence {
 	return e
 }
 
-// whyNotBegun returns why the agent does not begin a change although nothing on the node prevents it: a gate, or the pool.
-func (a *Agent) whyNotBegun(e *diagnosis.Evidence) *outcome.Waiting {
+// whyNotBegun returns what the agent waits for before it begins the change; nil if it has begun it, or waits for nothing.
+func (a *Agent) whyNotBegun(ctx context.Context, in act.Input) *outcome.Waiting {
 	var wait *outcome.Waiting
-	switch {
-	case e.Journal != nil || len(e.Steps) == 0:
-	case errors.As(a.deciders.gates.Allow(e.Observed, e.Want, e.Steps), &wait):
-	case e.Pool.Slot.Paused != "":
-		wait = a.actors.slot.Paused(e.Observed, e.Pool.Slot.Paused)
-	case e.Pool.Slot.Waiting:
-		wait = &outcome.Waiting{Message: fmt.Sprintf("pool %s changes at most %s at a time, and other nodes have its slots", e.Pool.Name, e.Pool.MaxUnavailable)}
+	if in.Seen.Journal == nil && len(in.Steps) > 0 && errors.As(a.foresee(ctx, in), &wait) {
+		return wait
 	}
-	return wait
+	return nil
 }
 
 // observeFurther reads what is missing if observe ended early: a diagnosis lists the pods even without a driver.

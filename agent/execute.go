@@ -58,10 +58,7 @@ var errNotFresh = errors.New("the step needs a fresh observation")
 
 // mayPerform asks the gates: it returns why the first step may not be performed now, and writes nothing.
 func (a *Agent) mayPerform(ctx context.Context, in act.Input) error {
-	if err := a.deciders.gates.Allow(in.Seen, in.Want, in.Steps); err != nil || in.Step().Traits().OnlyObserves {
-		return err
-	}
-	if err := a.actors.handover.RequireKey(in); err != nil {
+	if err := a.barred(ctx, in); err != nil || in.Step().Traits().OnlyObserves {
 		return err
 	}
 	forward := isForward(in.Seen, in.Want)

@@ -49,11 +49,11 @@ func (a *Agent) NextStep(ctx context.Context) plan.Kind {
 	if err != nil {
 		return ""
 	}
-	_, steps, err := a.plan(ctx, seen)
-	if err != nil || len(steps) == 0 {
+	to, err := a.plan(ctx, seen)
+	if err != nil || len(to.steps) == 0 {
 		return ""
 	}
-	return steps[0].Kind
+	return to.steps[0].Kind
 }
 
 // Sees takes over another state of the node, as its watch does between two passes.

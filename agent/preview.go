@@ -12,7 +12,6 @@ import (
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/decide"
 	"github.com/gpuslice/gpuslice/agent/offer"
-	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/agent/report"
 	"github.com/gpuslice/gpuslice/agent/report/preview"
 	"github.com/gpuslice/gpuslice/agent/state"
@@ -33,55 +32,33 @@ func (a *Agent) Preview(ctx context.Context, label, name string) (preview.Result
 	return a.previewOf(ctx, seen, node)
 }
 
-// previewOf plans for the node with other labels and annotations, from the caller's observation, and asks the gates of a change for their verdict.
+// previewOf plans as a pass would for the node with other labels and annotations, from the caller's observation, and says what would keep the change.
 func (a *Agent) previewOf(ctx context.Context, now *state.Observed, node *corev1.Node) (preview.Result, error) {
 	seen := a.observedWith(ctx, now, node)
-	key := node.Labels[config.LabelDevicePluginConfig]
-	newKey := key != "" && key != now.Node.Labels[config.LabelDevicePluginConfig]
-	want, err := a.deciders.resolver.Resolve(seen)
+	to, err := a.plan(ctx, seen)
+	if err == nil {
+		err = notWanted(seen, to)
+	}
 	if err != nil {
 		return heldUp(preview.Result{}, err)
 	}
-	want.Restore(seen)
-	a.actors.verifier.Compare(seen, want)
-	planned := a.planned(ctx, seen, want, want.Targets)
-	planned.Plugin.Foretold = newKey && want.Plugin != nil && want.Plugin.UserManaged
-	p, err := preview.Of(want.Planned(want.Targets), planned)
-	p.MIGStrategy, p.Beyond = offer.Of(seen).Strategy(a.env.Settings.MIGStrategy, want.Plugin), want.MissingPositions
+	want, offers := to.want, offer.Of(seen)
+	p := preview.Of(want.Planned(want.Targets), decide.Planned(seen, want, a.env.Settings), to.steps)
+	p.MIGStrategy, p.Beyond = offers.Strategy(a.env.Settings.MIGStrategy, want.Plugin), want.MissingPositions
 	if cordon := report.CordonOfOthers(seen); cordon != "" && seen.ForeignCordon() {
 		p.Notes = append(p.Notes, cordon)
 	}
-	if err != nil || len(p.Steps) == 0 {
-		return p, err
+	if len(p.Steps) == 0 {
+		return p, nil
 	}
 	p.Runs = a.deciders.gates.Runs(seen, want, p.Steps)
-	p.Notes = slices.Concat(preview.Sick(a.health.Causes(), p.Steps), p.Notes, offer.Of(seen).Notes(p.Before, p.After))
+	p.Notes = slices.Concat(preview.Sick(a.health.Causes(), p.Steps), p.Notes, offers.Notes(p.Before, p.After))
 	p.Lost, p.Patience = preview.Losses(seen, p.Steps), a.actors.evictions.Patience(seen, want, p.Steps)
 	p.Asked = a.actors.evictions.Asked(seen, want, p.Steps)
-	return heldUp(p, a.foresee(ctx, seen, want, p.Steps, planned.Plugin.Foretold))
+	return heldUp(p, a.foresee(ctx, act.Input{Seen: seen, Want: want, Steps: p.Steps}))
 }
 
-// foresee returns why the agent would not begin a change with these steps now: it makes the checks that come before a change, and writes nothing. If managed is
-// set, the config manager will give the device plugin its config once the label is set, so a config that the plugin still lacks is no reason.
-func (a *Agent) foresee(ctx context.Context, seen *state.Observed, want state.Desired, steps []plan.Step, managed bool) error {
-	err := a.deciders.gates.Allow(seen, want, steps)
-	switch {
-	case err != nil:
-		return err
-	case steps[0].Traits().OnlyObserves && seen.Journal == nil && (!managed || seen.Kubelet.Err != nil):
-		return a.actors.verifier.Lacks(seen, want)
-	case steps[0].Traits().OnlyObserves:
-		return nil
-	}
-	err = a.actors.fencing.Foresee(ctx, act.Input{Seen: seen, Want: want, Steps: steps})
-	a.observers.wakes.BlockedBy(nil) // these pods block no change yet; if they block the running one, the rest of this pass says so again
-	if err != nil || steps[0].Kind != plan.AcquireSlot {
-		return err
-	}
-	return a.actors.slot.Foresee(ctx, act.Input{Seen: seen, Want: want})
-}
-
-// heldUp adds to a preview what the agent would wait for. Any other error is a refusal.
+// heldUp adds to a preview what the agent would wait for. Any other error is a refusal, or without a reason a failed observation.
 func heldUp(p preview.Result, err error) (preview.Result, error) {
 	var waiting *outcome.Waiting
 	var failure *api.Failure
@@ -116,5 +93,7 @@ func (a *Agent) observedWith(ctx context.Context, now *state.Observed, node *cor
 	if _, err := a.deciders.resolver.Resolve(&seen); seen.Plugin.Read || decide.NeedsPlugin(err) {
 		a.observers.devicePlugin.ObserveWithLabels(ctx, &seen)
 	}
+	key := node.Labels[config.LabelDevicePluginConfig]
+	seen.Plugin.Foretold = key != "" && key != now.Node.Labels[config.LabelDevicePluginConfig]
 	return &seen
 }

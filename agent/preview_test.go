@@ -1,20 +1,25 @@
 package agent_test
 
 import (
+	"errors"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	k8stesting "k8s.io/client-go/testing"
 
 	"github.com/gpuslice/gpuslice/agent/act/fleet"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/config/catalog"
 	"github.com/gpuslice/gpuslice/config/maintenance"
+	"github.com/gpuslice/gpuslice/test/gpusim"
 )
 
 func TestAPreviewNamesWhatWaitsForAReboot(t *testing.T) {
@@ -136,4 +141,60 @@ func TestAPreviewOfAnotherPoolAsksForASlotThere(t *testing.T) {
 			t.Errorf("the only slot of pool research is that of gpu-2, and the change is held up by %s: %q; the steps are %v", p.Reason, p.HeldUp, p.Steps)
 		}
 	})
+}
+
+// A change that is undone comes first, and what an earlier agent has left is restored whatever is requested. A plan says what becomes of its request.
+func TestAPreviewSaysWhatAPassWouldDo(t *testing.T) {
+	t.Parallel()
+	failed := func(w *world) {
+		w.setFault(gpusim.CreateGpuInstanceWithPlacement, gpusim.Fault{Return: gpusim.Unknown, Times: 10})
+		w.label("all-1g.10gb")
+		w.passes("the undo", func() bool { return strings.Contains(w.condition().Message, "undoing") })
+	}
+	for name, row := range map[string]struct {
+		before     func(w *world)
+		asked      string
+		reason     config.Reason
+		held, says string // that the change is held up; else it is refused
+	}{
+		"the change that is undone": {
+			before: failed, asked: "all-1g.10gb", reason: config.ReasonHardwareFailure, says: "creating 1g.10gb@0 on GPU 0",
+		},
+		"another, while one is undone": {before: failed, asked: "all-balanced"},
+		"an unknown name, in the middle of a change": {
+			before: func(w *world) { w.startChange("all-1g.10gb") },
+			asked:  "all-9g.999gb", reason: config.ReasonUnknownConfig, says: "the agent would undo the change to all-1g.10gb, which is under way",
+		},
+		"an unknown name, beside a taint that is left": {
+			before: func(w *world) {
+				w.edit(func(n *corev1.Node) {
+					n.Spec.Taints = []corev1.Taint{{Key: config.TaintRepartitioning, Effect: corev1.TaintEffectNoSchedule}}
+				})
+			},
+			asked: "all-9g.999gb", reason: config.ReasonUnknownConfig, says: "all-9g.999gb",
+		},
+		"what the API server does not answer, is no refusal": {
+			before: func(w *world) {
+				w.setMaintenance("pools: [{name: all, selector: '!none', maxUnavailable: 1}]\n")
+				w.client.PrependReactor("*", "leases", func(k8stesting.Action) (bool, runtime.Object, error) {
+					return true, nil, apierrors.NewInternalError(errors.New("no leader"))
+				})
+				w.label("all-1g.10gb")
+				w.passes("the failure", func() bool { return w.reason() == config.ReasonRetrying })
+			},
+			asked: "all-1g.10gb", says: "no leader",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, h100)
+				row.before(w)
+				got := w.ask(config.LabelMIGConfig + "=" + row.asked)
+				if got.Reason != row.reason || !strings.Contains(got.Refused, row.says) || (row.says == "") != (got.Refused == "") ||
+					!strings.Contains(got.HeldUp, row.held) || (row.held == "") != (got.HeldUp == "") {
+					t.Errorf("the answer is %+v", got)
+				}
+			})
+		})
+	}
 }

@@ -118,6 +118,27 @@ func TestMIGIsNotTurnedOffIfTheAgentMayNotReboot(t *testing.T) {
 	})
 }
 
+// The agent asks logind before it fences the node for a change that takes a reboot.
+func TestAHostThatMayNotBeRebootedIsNotFencedForAReboot(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := virtual(t, config.RebootSelf)
+		w.cutAfterReboot()
+		w.host.refuses = errors.New("logind asks for a password")
+		w.label("all-disabled")
+		w.settle(config.ReasonNeedsReboot) // only a reset that is refused shows that the change takes a reboot
+		w.edit(func(n *corev1.Node) { delete(n.Labels, config.LabelMIGConfig) })
+		w.settle(config.ReasonNotRequested)
+		w.pod("innocent", w.snapshot()[0].Instances[0].Devices[0].UUID)
+		cordons := w.recordCordons()
+		w.label("all-disabled")
+		w.settle(config.ReasonNeedsReboot)
+		if !w.runs("innocent") || len(*cordons) > 0 || !strings.Contains(w.condition().Message, "logind asks for a password") {
+			t.Errorf("the pod runs: %t; cordons: %v; the condition says %q", w.runs("innocent"), *cordons, w.condition().Message)
+		}
+	})
+}
+
 func TestMIGIsTurnedOffByADelegatedRebootBehindTheFence(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -99,9 +99,9 @@ func (a *Agent) reportFinal(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	want, steps, err := a.plan(ctx, seen)
-	if len(steps) == 0 {
-		a.conclude(ctx, seen, want, nil, err)
+	to, err := a.plan(ctx, seen)
+	if len(to.steps) == 0 {
+		a.conclude(ctx, seen, to.want, nil, err)
 	}
 	return nil
 }

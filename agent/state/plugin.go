@@ -24,6 +24,7 @@ import (
 // PluginConfig is the config of the node's device plugin, and how the agent gives it another one.
 type PluginConfig struct {
 	Read     bool            // the observation has read it; otherwise nothing else here is known
+	Foretold bool            // the node's labels name a config that no user has requested yet
 	Method   config.Handover // empty if the agent knows none
 	NoMethod string          // why it knows none
 	Text     string          // of the config file; by label, the label's value
@@ -266,7 +267,8 @@ func (p PluginConfig) UnnotifiedReaders() []types.UID {
 func (s *Observed) PlannedPlugin(want *DesiredPlugin) plan.Plugin {
 	p := s.Plugin
 	out := plan.Plugin{
-		Set: s.pluginSet(want), Reloaded: len(p.UnnotifiedReaders()) == 0, NeedsReload: p.Manager == nil, Early: p.Early,
+		Foretold: p.Foretold && want.UserManaged,
+		Set:      s.pluginSet(want), Reloaded: len(p.UnnotifiedReaders()) == 0, NeedsReload: p.Manager == nil, Early: p.Early,
 		Journaled: s.Journal != nil && s.Journal.ChangesPlugin(),
 	}
 	if p.Current != nil {

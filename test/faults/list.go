@@ -15,7 +15,7 @@ var faults = []fault{
 		"TestAReplacedDriverEndsTheRunSoThatANewProcessLoadsIt",
 	},
 	{
-		"a preview does not ask the budgets", "err = a.actors.fencing.Foresee(ctx, act.Input{Seen: seen, Want: want, Steps: steps})", "err = nil",
+		"a preview does not ask the budgets", "err := a.actors.fencing.Foresee(ctx, in)", "var err error",
 		"TestAPreviewSaysWhatTheAgentThenDoes",
 	},
 	{

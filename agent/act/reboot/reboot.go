@@ -95,11 +95,15 @@ func (r *Rebooter) Withdraw(ctx context.Context, seen *state.Observed) {
 	}
 }
 
-// Allowed returns why the agent may not reboot the node for the change. It asks before it evicts pods for the reboot.
+// Allowed returns why the agent may not reboot the node for the change. It asks before the change begins, and before it evicts pods for the reboot.
 func (r *Rebooter) Allowed(ctx context.Context, in act.Input) error {
 	limit := maxReboots
 	if in.Want.Undo {
 		limit = maxRebootsUndo
+	}
+	var reboots []string
+	if in.Seen.Journal != nil {
+		reboots = in.Seen.Journal.Reboots
 	}
 	var err error
 	switch {
@@ -107,7 +111,7 @@ func (r *Rebooter) Allowed(ctx context.Context, in act.Input) error {
 		err = fmt.Errorf("not rebooting the host: %w", in.Seen.Boot.Err)
 	case r.Settings.Reboot.Policy == config.RebootNever:
 		err = plan.ErrNeedsReboot
-	case !slices.Contains(in.Seen.Journal.Reboots, in.Seen.Boot.ID) && len(in.Seen.Journal.Reboots) >= limit:
+	case !slices.Contains(reboots, in.Seen.Boot.ID) && len(reboots) >= limit:
 		err = plan.ErrStillPending
 	case r.Settings.Reboot.Policy == config.RebootSelf:
 		call, cancel := context.WithTimeout(ctx, outcome.HostTimeout)

@@ -436,9 +436,10 @@ func (e *Evidence) capacityMissing() []api.Finding {
 	return []api.Finding{f}
 }
 
-// notAllowedYet finds a change that the agent does not begin, though nothing on the node is in its way.
+// notAllowedYet finds a change that the agent does not begin, for a cause that no other finding names.
 func (e *Evidence) notAllowedYet() []api.Finding {
-	if e.NotYet == nil {
+	named := []config.Reason{config.ReasonEvictionBlocked, config.ReasonGPUInUse, config.ReasonOtherMaintenance}
+	if e.NotYet == nil || slices.Contains(named, e.NotYet.Reason) {
 		return nil
 	}
 	return []api.Finding{{

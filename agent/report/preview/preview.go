@@ -140,7 +140,8 @@ func (o Offline) Plan(label, name string) (Result, error) {
 	if o.ByClaims {
 		planned.ByClaims, planned.Operands = true, []plan.Operand{{Pod: plan.Pod{Driver: true}, Stays: true}}
 	}
-	p, err := Of(want.Planned(want.Targets), planned)
+	steps, err := plan.Make(planned, want.Planned(want.Targets))
+	p := Of(want.Planned(want.Targets), planned, steps)
 	p.MIGStrategy, p.Beyond = offer.Of(seen).Strategy(config.MIGStrategyAuto, want.Plugin), want.MissingPositions
 	if want.Plugin != nil {
 		p.Handover = config.HandoverFile
@@ -174,17 +175,13 @@ func (o Offline) observed(label, name string) *state.Observed {
 	return seen
 }
 
-// Of returns what the plan to the desired state would do.
-func Of(want plan.Desired, seen plan.Observed) (Result, error) {
-	steps, err := plan.Make(seen, want)
-	if err != nil {
-		return Result{Before: seen.GPUs}, err
-	}
+// Of returns what the steps to the desired state would do.
+func Of(want plan.Desired, seen plan.Observed, steps []plan.Step) Result {
 	return Result{
 		Before: seen.GPUs, After: plan.Result(seen.GPUs, steps), Steps: steps,
 		AtReboot: plan.OnAtReboot(seen, want), Holders: holdersOf(seen.GPUs, plan.Takes(seen, want)),
 		Reboot: plan.Has(steps, plan.Reboot),
-	}, nil
+	}
 }
 
 // Sick names the GPUs that the steps touch and that cannot be used or trusted.

@@ -1,0 +1,88 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/gpuslice/gpuslice/agent/act"
+	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/agent/decide"
+	"github.com/gpuslice/gpuslice/agent/plan"
+	"github.com/gpuslice/gpuslice/agent/state"
+	"github.com/gpuslice/gpuslice/agent/state/outcome"
+	"github.com/gpuslice/gpuslice/config"
+)
+
+// What keeps a change from beginning stands here once: a pass asks before its first step, and previews and diagnoses ask the same.
+
+// barred returns what keeps the first step from being performed, without a request to the API server: holds, windows and the other gates, a key of the device
+// plugin's config that cannot be written, or a host that the plan reboots and the agent may not.
+func (a *Agent) barred(ctx context.Context, in act.Input) error {
+	if err := a.deciders.gates.Allow(in.Seen, in.Want, in.Steps); err != nil || in.Step().Traits().OnlyObserves {
+		return err
+	}
+	if err := a.actors.handover.RequireKey(in); err != nil {
+		return err
+	}
+	if in.Seen.Journal == nil && plan.Has(in.Steps, plan.Reboot) {
+		return a.actors.rebooter.Allowed(ctx, in)
+	}
+	return nil
+}
+
+// foresee returns why the agent would not begin a change with these steps now: it makes the checks that come before a change, and writes nothing.
+func (a *Agent) foresee(ctx context.Context, in act.Input) error {
+	for _, keeps := range []error{a.deciders.retries.TooEarly(in.Step()), a.barred(ctx, in)} {
+		if keeps != nil {
+			return keeps
+		}
+	}
+	if in.Step().Traits().OnlyObserves {
+		// The config manager will give the device plugin its config once the label is set, so a config that the plugin still lacks is no reason.
+		if in.Seen.Journal != nil || in.Seen.Plugin.Foretold && in.Want.Plugin != nil && in.Want.Plugin.UserManaged && in.Seen.Kubelet.Err == nil {
+			return nil
+		}
+		return a.actors.verifier.Lacks(in.Seen, in.Want)
+	}
+	err := a.actors.fencing.Foresee(ctx, in)
+	a.observers.wakes.BlockedBy(nil) // these pods block no change yet; if they block the running one, the rest of this pass says so again
+	if err != nil || in.Step().Kind != plan.AcquireSlot {
+		return err
+	}
+	return a.actors.slot.Foresee(ctx, in)
+}
+
+// notWanted returns why a pass would not work towards the request, although it has steps: it undoes a change first, or restores what an earlier one has left.
+func notWanted(seen *state.Observed, to course) error {
+	switch failed := seen.Failed(to.want); {
+	case to.goal == decide.CleanUp:
+		return to.why
+	case to.goal != decide.Undo:
+		return nil
+	case failed != nil && failed.Later:
+		return &outcome.Waiting{Reason: failed.Reason, Message: "the agent first undoes the change, and begins again when it may: " + failed.Message}
+	case failed != nil:
+		return &outcome.Stalled{Reason: failed.Reason, Message: failed.Message}
+	case refusal(to.why) != "":
+		return &outcome.Stalled{Reason: refusal(to.why), Message: fmt.Sprintf("%v; and the agent would undo the change to %s, which is under way", to.why, seen.Journal.Target)}
+	}
+	return &outcome.Waiting{Reason: config.ReasonRollingBack, Message: fmt.Sprintf("the agent first undoes the change to %s: %v", seen.Journal.Target, to.why)}
+}
+
+// refusal is the reason that the node's condition would have for a refusal; empty if the error is none.
+func refusal(err error) config.Reason {
+	var stalled *outcome.Stalled
+	var refused *plan.Refused
+	var failure *api.Failure
+	switch {
+	case errors.As(err, &stalled):
+		return stalled.Reason
+	case errors.As(err, &refused):
+		return decide.Refusal(refused)
+	case errors.As(err, &failure) && !failure.Later:
+		return failure.Reason
+	default:
+		return ""
+	}
+}
