@@ -21,7 +21,6 @@ import (
 	"k8s.io/dynamic-resource-allocation/structured"
 
 	"github.com/gpuslice/gpuslice/config/sanitize"
-	"github.com/gpuslice/gpuslice/drain/kube"
 )
 
 // allocationTime bounds the search for the devices of one pod on one node: users write the selectors, which may be as slow as they like.
@@ -35,8 +34,24 @@ type devices struct {
 	classes classes
 	slices  []*resourcev1.ResourceSlice // with the taints of DeviceTaintRules
 	claims  map[types.NamespacedName]*resourcev1.ResourceClaim
-	unknown error // why slices and claims are not known
+	unknown bool // which of them there are
 	cache   *cel.Cache
+}
+
+// devicesOf has the devices of the cluster.
+func devicesOf(c *Cluster) *devices {
+	d := &devices{
+		classes: classesOf(c.Classes), claims: map[types.NamespacedName]*resourcev1.ResourceClaim{}, unknown: c.Unknown != nil,
+		cache: cel.NewCache(100, cel.Features{EnableConsumableCapacity: true}),
+	}
+	for i := range c.Slices {
+		d.slices = append(d.slices, tainted(&c.Slices[i], c.Rules))
+	}
+	for i := range c.Claims {
+		claim := &c.Claims[i]
+		d.claims[types.NamespacedName{Namespace: claim.Namespace, Name: claim.Name}] = claim
+	}
+	return d
 }
 
 // classes are the DeviceClasses, by name. They implement structured.DeviceClassLister.
@@ -75,67 +90,34 @@ func (c classes) of(resource corev1.ResourceName) string {
 	}).Name
 }
 
-// listClasses returns the DeviceClasses. An API server without DRA has none.
-func listClasses(ctx context.Context, client kube.Interface) (classes, error) {
-	list, err := client.DeviceClasses().List(ctx, metav1.ListOptions{ResourceVersion: "0"})
-	switch {
-	case apierrors.IsNotFound(err):
-		return nil, nil
-	case err != nil:
-		return nil, fmt.Errorf("listing DeviceClasses: %w", err)
-	}
+func classesOf(list []resourcev1.DeviceClass) classes {
 	out := classes{}
-	for i := range list.Items {
-		out[list.Items[i].Name] = &list.Items[i]
+	for i := range list {
+		out[list[i].Name] = &list[i]
 	}
-	return out, nil
+	return out
 }
 
-// list adds the slices and claims.
-func (d *devices) list(ctx context.Context, client kube.Interface) error {
-	cached := metav1.ListOptions{ResourceVersion: "0"}
-	published, err := client.ResourceSlices().List(ctx, cached)
-	if err != nil {
-		return fmt.Errorf("listing ResourceSlices: %w", err)
-	}
-	claims, err := client.ResourceClaims("").List(ctx, cached)
-	if err != nil {
-		return fmt.Errorf("listing ResourceClaims: %w", err)
-	}
-	rules, err := client.DeviceTaintRules().List(ctx, cached)
-	if err != nil && !apierrors.IsNotFound(err) {
-		return fmt.Errorf("listing DeviceTaintRules: %w", err)
-	}
-	for i := range published.Items {
-		s := &published.Items[i]
-		if rules != nil {
-			taint(s, rules.Items)
-		}
-		d.slices = append(d.slices, s)
-	}
-	d.claims = map[types.NamespacedName]*resourcev1.ResourceClaim{}
-	for i := range claims.Items {
-		c := &claims.Items[i]
-		d.claims[types.NamespacedName{Namespace: c.Namespace, Name: c.Name}] = c
-	}
-	d.cache = cel.NewCache(100, cel.Features{EnableConsumableCapacity: true})
-	return nil
-}
-
-// taint adds to the devices the taints that the rules give them.
-func taint(s *resourcev1.ResourceSlice, rules []resourcev1.DeviceTaintRule) {
+// tainted returns the slice with the taints that the rules give its devices.
+func tainted(s *resourcev1.ResourceSlice, rules []resourcev1.DeviceTaintRule) *resourcev1.ResourceSlice {
 	matches := func(asked *string, is string) bool { return asked == nil || *asked == is }
+	out := s
 	for _, rule := range rules {
 		on := rule.Spec.DeviceSelector
 		if on == nil || !matches(on.Driver, s.Spec.Driver) || !matches(on.Pool, s.Spec.Pool.Name) {
 			continue
 		}
 		for i := range s.Spec.Devices {
-			if d := &s.Spec.Devices[i]; matches(on.Device, d.Name) {
-				d.Taints = append(slices.Clone(d.Taints), rule.Spec.Taint)
+			if !matches(on.Device, s.Spec.Devices[i].Name) {
+				continue
 			}
+			if out == s {
+				out = s.DeepCopy()
+			}
+			out.Spec.Devices[i].Taints = append(out.Spec.Devices[i].Taints, rule.Spec.Taint)
 		}
 	}
+	return out
 }
 
 // allocation is what claims have of the devices, once pods have left a node and others have found a place.
@@ -191,7 +173,7 @@ var errNotKnown = errors.New("the devices of its claims are not known")
 // place allocates the devices of the pod on the node, as kube-scheduler would. It returns why it cannot; empty if it can. The error is errNotKnown, or another
 // reason for not knowing it.
 func (a *allocation) place(ctx context.Context, n *corev1.Node, p *corev1.Pod) (why string, err error) {
-	if a.unknown != nil {
+	if a.unknown {
 		return "", errNotKnown
 	}
 	wanted, named, err := a.claimsOf(p, n)

@@ -26,7 +26,7 @@ const planTime = 30 * time.Second
 type plans struct {
 	*cluster.Inquiry
 	target cluster.Target
-	ends   map[string]judge.Verdict // whether all pods would leave, by the node
+	ends   map[string]judge.Judgement // of the pods that leave, by the node
 }
 
 // preview prints what the request would do to each node, if the change is allowed to evict what these fields are about.
@@ -35,23 +35,45 @@ func preview(ctx context.Context, client kube.Interface, nodes []corev1.Node, w 
 	if err != nil {
 		return interrupted(ctx, err)
 	}
-	p := &plans{Inquiry: q, target: w}
-	elsewhere := &cli.Printer{W: &strings.Builder{}}
-	p.ends = judge.Fit(ctx, client, p.leaving(), elsewhere)
+	p := &plans{Inquiry: q, target: w, ends: map[string]judge.Judgement{}}
+	notes := p.judge(ctx, client)
 	p.print(out)
-	out.Printf("%s", elsewhere.W)
+	for _, note := range notes {
+		out.Printf("%s\n", note)
+	}
 	return p.conclude(out)
 }
 
-// leaving returns the pods that have to leave, by their nodes.
-func (p *plans) leaving() []judge.Leaving {
-	var out []judge.Leaving
+// judge judges the pods that leave, and returns what a user should know of them. A list that the user has no right to leaves the judgement unknown.
+func (p *plans) judge(ctx context.Context, client kube.Interface) (notes []string) {
+	var leaving []judge.Leaving
+	var pods []string
 	for _, a := range p.Nodes {
 		if a.Answer != nil && len(a.Answer.Pods) > 0 {
-			out = append(out, judge.Leaving{Node: a.Name, Pods: a.Answer.Pods, More: a.Answer.MorePods})
+			leaving = append(leaving, judge.Leaving{Node: a.Name, Pods: a.Answer.Pods, More: a.Answer.MorePods})
+			pods = append(pods, a.Answer.Pods...)
 		}
 	}
-	return out
+	if len(leaving) == 0 || ctx.Err() != nil {
+		return nil
+	}
+	c, err := judge.Read(ctx, client, pods)
+	if err != nil {
+		for _, l := range leaving {
+			p.ends[l.Node] = judge.Judgement{Unknown: err.Error()}
+		}
+		return []string{fmt.Sprintf("whether the pods that leave fit elsewhere is not known: %v", err)}
+	}
+	if c.Unknown != nil {
+		notes = append(notes, fmt.Sprintf("which devices claims have is not known: %v", c.Unknown))
+	}
+	for i, end := range judge.Judge(ctx, c, leaving...) {
+		p.ends[leaving[i].Node] = end
+		for _, line := range end.Lines() {
+			notes = append(notes, leaving[i].Node+": "+line)
+		}
+	}
+	return notes
 }
 
 func interrupted(ctx context.Context, err error) error {
@@ -134,9 +156,9 @@ func (p *plans) conclude(out *cli.Printer) error {
 }
 
 // endOf says whether a change of the node that begins would end, or be given up.
-func (p *plans) endOf(a *cluster.Asked) judge.Verdict {
+func (p *plans) endOf(a *cluster.Asked) judge.Judgement {
 	if a.Answer.Patience <= 0 { // the agent deletes the pods at the end
-		return judge.Verdict{}
+		return judge.Judgement{}
 	}
 	return p.ends[a.Name]
 }

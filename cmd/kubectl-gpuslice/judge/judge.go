@@ -10,7 +10,6 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
-	policyv1 "k8s.io/api/policy/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
@@ -21,7 +20,6 @@ import (
 
 	"github.com/gpuslice/gpuslice/cmd/internal/cli"
 	"github.com/gpuslice/gpuslice/config/sanitize"
-	"github.com/gpuslice/gpuslice/drain/kube"
 )
 
 // longestKey bounds the characters of a taint or a resource in a message.
@@ -34,92 +32,64 @@ type Leaving struct {
 	More int // pods that the agent has not named
 }
 
-// running is what runs in the cluster, to find out whether pods that leave a node have a place on another.
-type running struct {
-	nodes   []corev1.Node
-	pods    map[string]*corev1.Pod // by namespace and name
-	free    map[string]corev1.ResourceList
-	budgets []policyv1.PodDisruptionBudget
-	devices devices
-}
+// Pod is a pod, by namespace and name, with what is said of it.
+type Pod struct{ Name, Why string }
 
-// Verdict says whether all pods that have to leave a node would leave. It is zero if they would.
-type Verdict struct {
-	Stuck   string // why not all of them would
+// Judgement is what becomes of the pods that leave a node, as if no other node changed. Pods of DaemonSets come back to the node, and no controller recreates a
+// bare pod: these are in none of its lists.
+type Judgement struct {
+	Placed   []string // pods that have a place on another node
+	Homeless []Pod    // pods that have none, and why
+	Unplaced []Pod    // pods of which that is not known, and why
+	More     int      // pods of which nothing is known: they are not named, or no longer on the node
+	Budgets  []Budget // those that do not let all the pods go at once
+	Doubled  []Pod    // pods in more than one budget, which the API server does not evict, and the budgets
+
+	Stuck   string // why not all the pods would leave; empty if they would
 	Unknown string // why that is not known; empty if Stuck is not
 }
 
-// Fit says whether the pods that leave each node fit on others, and which budgets block them, and returns the verdict by node. A list that the user has
-// no right to leaves the verdict unknown, and is no error.
-func Fit(ctx context.Context, client kube.Interface, leaving []Leaving, out *cli.Printer) map[string]Verdict {
-	if len(leaving) == 0 || ctx.Err() != nil {
-		return nil
-	}
-	verdicts := map[string]Verdict{}
-	r, err := listRunning(ctx, client, leaving)
-	if err != nil {
-		out.Printf("whether the pods that leave fit elsewhere is not known: %v\n", err)
-		for _, l := range leaving {
-			verdicts[l.Node] = Verdict{Unknown: err.Error()}
-		}
-		return verdicts
-	}
-	if r.devices.unknown != nil {
-		out.Printf("which devices claims have is not known: %v\n", r.devices.unknown)
-	}
+// Judge says of the pods of each node whether they have a place on another node, and which budgets keep them. It is for a cluster of one moment. ctx bounds
+// nothing but the allocation of devices.
+func Judge(ctx context.Context, c *Cluster, leaving ...Leaving) []Judgement {
+	r := runningIn(c)
+	var out []Judgement
 	for _, l := range leaving {
-		lines, verdict := r.judge(ctx, l)
-		verdicts[l.Node] = verdict
-		for _, line := range lines {
-			out.Printf("%s: %s\n", l.Node, line)
-		}
+		out = append(out, r.judge(ctx, l))
 	}
-	return verdicts
+	return out
 }
 
-// listRunning lists nodes, pods, budgets and DeviceClasses; and claims and ResourceSlices if a pod that leaves asks by claims. The lists come from the API
-// server's cache, since they may be long.
-func listRunning(ctx context.Context, client kube.Interface, leaving []Leaving) (*running, error) {
-	cached := metav1.ListOptions{ResourceVersion: "0"}
-	nodes, err := client.Nodes().List(ctx, cached)
-	if err != nil {
-		return nil, fmt.Errorf("listing nodes: %w", err)
-	}
-	pods, err := client.Pods("").List(ctx, cached)
-	if err != nil {
-		return nil, fmt.Errorf("listing pods: %w", err)
-	}
-	budgets, err := client.PodDisruptionBudgets("").List(ctx, cached)
-	if err != nil {
-		return nil, fmt.Errorf("listing budgets: %w", err)
-	}
-	r := &running{nodes: nodes.Items, budgets: budgets.Items, pods: map[string]*corev1.Pod{}, free: map[string]corev1.ResourceList{}}
-	for _, n := range nodes.Items {
+// running is what runs in the cluster, by what is asked of it.
+type running struct {
+	*Cluster
+	pods    map[string]*corev1.Pod         // by namespace and name
+	free    map[string]corev1.ResourceList // by node
+	devices *devices
+}
+
+func runningIn(c *Cluster) *running {
+	r := &running{Cluster: c, pods: map[string]*corev1.Pod{}, free: map[string]corev1.ResourceList{}, devices: devicesOf(c)}
+	for _, n := range c.Nodes {
 		r.free[n.Name] = n.Status.Allocatable.DeepCopy()
 	}
-	for i := range pods.Items {
-		p := &pods.Items[i]
+	for i := range c.Pods {
+		p := &c.Pods[i]
 		r.pods[p.Namespace+"/"+p.Name] = p
 		if p.Spec.NodeName != "" && !Ended(p) {
 			subtract(r.free[p.Spec.NodeName], Requests(p))
 		}
 	}
-	r.devices.classes, r.devices.unknown = listClasses(ctx, client)
-	if r.devices.unknown == nil && slices.ContainsFunc(leaving, func(l Leaving) bool {
-		return slices.ContainsFunc(l.Pods, func(name string) bool { return r.pods[name] != nil && r.asksByClaims(r.pods[name]) })
-	}) {
-		r.devices.unknown = r.devices.list(ctx, client)
-	}
-	return r, nil
+	return r
 }
 
 // asksByClaims reports whether the pod asks for devices by claims, or may get its devices by one on another node.
-func (r *running) asksByClaims(p *corev1.Pod) bool {
+func (c classes) asksByClaims(p *corev1.Pod) bool {
 	if len(p.Spec.ResourceClaims) > 0 || p.Status.ExtendedResourceClaimStatus != nil {
 		return true
 	}
 	for name := range Requests(p) {
-		if r.devices.classes.of(name) != "" {
+		if c.of(name) != "" {
 			return true
 		}
 	}
@@ -142,55 +112,43 @@ func subtract(from, what corev1.ResourceList) {
 	}
 }
 
-// judge says whether the pods of one node fit on the others, as if nothing else changed, and what keeps them. Some may go at once though not all would.
-func (r *running) judge(ctx context.Context, l Leaving) (lines []string, verdict Verdict) {
+// judge judges the pods of one node. Some may go at once though not all would.
+func (r *running) judge(ctx context.Context, l Leaving) (out Judgement) {
 	room := r.roomWithout(l)
-	var placed, lost, unknown []string
+	out.More = l.More
 	homeless, mayBeHomeless := map[string]bool{}, map[string]bool{}
 	for _, name := range l.Pods {
 		p := r.pods[name]
 		owner := controller(p)
 		switch {
 		case p == nil || p.Spec.NodeName != l.Node:
-			lost = append(lost, name)
+			out.More++
 			continue
-		case owner == nil:
-			continue // its agent names it among what is lost
-		case owner.Kind == "DaemonSet": // the pod comes back to the node
+		case owner == nil, owner.Kind == "DaemonSet":
 			continue
 		}
 		switch why, err := r.place(ctx, p, l.Node, room); {
 		case err != nil:
 			mayBeHomeless[name] = true
-			unknown = append(unknown, fmt.Sprintf("%s (%v)", name, err))
+			out.Unplaced = append(out.Unplaced, Pod{name, err.Error()})
 		case why != "":
 			homeless[name], mayBeHomeless[name] = true, true
-			lines = append(lines, fmt.Sprintf("%s fits on no other node: %s", name, why))
+			out.Homeless = append(out.Homeless, Pod{name, why})
 		default:
-			placed = append(placed, name)
+			out.Placed = append(out.Placed, name)
 		}
 	}
-	if len(placed) > 0 {
-		lines = append([]string{have(len(placed)) + " a place on other nodes: " + sanitize.Listed(placed)}, lines...)
+	out.Budgets, out.Doubled = r.blockingBudgets(l, homeless)
+	maybe, _ := r.blockingBudgets(l, mayBeHomeless)
+	switch stuck := slices.IndexFunc(out.Budgets, Budget.keeps); {
+	case stuck >= 0:
+		out.Stuck = out.Budgets[stuck].String()
+	case slices.ContainsFunc(maybe, Budget.keeps):
+		out.Unknown = "it is not known where pods with a budget would go: " + sanitize.Listed(out.unplaced())
+	case out.More > 0 && len(r.Budgets) > 0:
+		out.Unknown = moreUnknown(out.More)
 	}
-	if n := len(unknown); n > 0 {
-		lines = append(lines, fmt.Sprintf("whether %s more would fit elsewhere is not known: %s", cli.Counted(n, "pod"), sanitize.Listed(unknown)))
-	}
-	if n := len(lost) + l.More; n > 0 {
-		verdict.Unknown = fmt.Sprintf("whether %s more would fit elsewhere is not known", cli.Counted(n, "pod"))
-		lines = append(lines, verdict.Unknown)
-	}
-	budgets, stuck := r.blockingBudgets(l, homeless)
-	_, maybe := r.blockingBudgets(l, mayBeHomeless)
-	switch {
-	case stuck != "":
-		verdict = Verdict{Stuck: stuck}
-	case maybe != "":
-		verdict.Unknown = "it is not known where pods with a budget would go: " + sanitize.Listed(unknown)
-	case len(r.budgets) == 0:
-		verdict.Unknown = ""
-	}
-	return append(lines, budgets...), verdict
+	return out
 }
 
 // room is what the nodes have for pods that leave one of them.
@@ -201,25 +159,20 @@ type room struct {
 
 // roomWithout returns the room that there is once these pods have left.
 func (r *running) roomWithout(l Leaving) room {
-	out := room{free: map[string]corev1.ResourceList{}}
-	for name, list := range r.free {
-		out.free[name] = list.DeepCopy()
-	}
 	var pods []*corev1.Pod
 	for _, name := range l.Pods {
 		if p := r.pods[name]; p != nil {
 			pods = append(pods, p)
 		}
 	}
-	out.devices = r.devices.without(pods)
-	return out
+	return room{free: maps.Clone(r.free), devices: r.devices.without(pods)}
 }
 
-func have(n int) string {
-	if n == 1 {
-		return "1 pod has"
-	}
-	return fmt.Sprintf("%d pods have", n)
+// take takes what a pod needs of the node. The resources of other rooms stay as they are.
+func (in *room) take(node string, needs corev1.ResourceList) {
+	left := in.free[node].DeepCopy()
+	subtract(left, needs)
+	in.free[node] = left
 }
 
 func controller(p *corev1.Pod) *metav1.OwnerReference {
@@ -232,11 +185,11 @@ func controller(p *corev1.Pod) *metav1.OwnerReference {
 // place finds a node for the pod, and takes the resources and devices that it needs there. Otherwise it counts why the nodes do not fit. The error says why it
 // is not known whether one fits.
 func (r *running) place(ctx context.Context, p *corev1.Pod, from string, in room) (why string, err error) {
-	claims := r.asksByClaims(p)
+	claims := r.devices.classes.asksByClaims(p)
 	against := map[string]int{}
 	var unknown error
-	for i := range r.nodes {
-		n := &r.nodes[i]
+	for i := range r.Nodes {
+		n := &r.Nodes[i]
 		if n.Name == from {
 			continue
 		}
@@ -250,7 +203,7 @@ func (r *running) place(ctx context.Context, p *corev1.Pod, from string, in room
 			}
 		}
 		if why == "" {
-			subtract(in.free[n.Name], needs)
+			in.take(n.Name, needs)
 			return "", nil
 		}
 		against[why]++
@@ -302,11 +255,23 @@ func keeps(n *corev1.Node, p *corev1.Pod, free, needs corev1.ResourceList) strin
 	return ""
 }
 
-// blockingBudgets returns the budgets that do not let all the pods go at once, and which of them would keep some of the pods for good.
-func (r *running) blockingBudgets(l Leaving, homeless map[string]bool) (lines []string, stuck string) {
+// Budget is a budget that does not let all the pods that leave go at once.
+type Budget struct {
+	Name             string // by namespace and name
+	Allowed          int    // how many of them it lets go now
+	Of               int    // how many of them it is about
+	Left             int    // how many of them it never lets go
+	Homeless         int    // how many of them have no place elsewhere
+	Desired, Healthy int32  // healthy pods that it needs, and that it has
+}
+
+func (b Budget) keeps() bool { return b.Left > 0 }
+
+// blockingBudgets returns the budgets that do not let all the pods go at once, and the pods that are in several.
+func (r *running) blockingBudgets(l Leaving, homeless map[string]bool) (out []Budget, doubled []Pod) {
 	over := map[string][]string{} // budgets, by pod
-	for i := range r.budgets {
-		b := &r.budgets[i]
+	for i := range r.Budgets {
+		b := &r.Budgets[i]
 		selector, err := metav1.LabelSelectorAsSelector(b.Spec.Selector)
 		if err != nil {
 			continue
@@ -322,28 +287,26 @@ func (r *running) blockingBudgets(l Leaving, homeless map[string]bool) (lines []
 			over[pod] = append(over[pod], name)
 		}
 		allowed := int(b.Status.DisruptionsAllowed)
-		left := leftBehind(of, allowed, homeless)
-		switch {
-		case len(of) <= allowed:
-		case allowed <= 0:
-			lines = append(lines, fmt.Sprintf("budget %s lets none of %s go now: it needs %d healthy and has %d",
-				name, cli.Counted(len(of), "pod"), b.Status.DesiredHealthy, b.Status.CurrentHealthy))
-		case left > 0:
-			away := len(slices.DeleteFunc(slices.Clone(of), func(pod string) bool { return !homeless[pod] }))
-			line := fmt.Sprintf("budget %s lets %d of %s go, and stays in the way then: the next one waits for a successor, and %d of them %s no place elsewhere",
-				name, allowed, cli.Counted(len(of), "pod"), away, has(away))
-			lines, stuck = append(lines, line), cmp.Or(stuck, line)
-		default:
-			lines = append(lines, fmt.Sprintf("budget %s lets %d of %s go at a time: the next one waits until a successor is ready",
-				name, allowed, cli.Counted(len(of), "pod")))
+		if len(of) <= allowed {
+			continue
 		}
+		blocks := Budget{Name: name, Allowed: allowed, Of: len(of), Desired: b.Status.DesiredHealthy, Healthy: b.Status.CurrentHealthy}
+		if allowed > 0 { // otherwise the agent says of it that it keeps the change from beginning
+			blocks.Left = leftBehind(of, allowed, homeless)
+		}
+		for _, pod := range of {
+			if homeless[pod] {
+				blocks.Homeless++
+			}
+		}
+		out = append(out, blocks)
 	}
 	for _, pod := range l.Pods {
 		if len(over[pod]) > 1 {
-			lines = append(lines, fmt.Sprintf("%s is in more than one budget, and the API server evicts no such pod: %s", pod, sanitize.Listed(over[pod])))
+			doubled = append(doubled, Pod{pod, sanitize.Listed(over[pod])})
 		}
 	}
-	return lines, stuck
+	return out, doubled
 }
 
 // leftBehind counts the pods that a budget never lets go. A pod without a place elsewhere costs the budget a healthy one for good, any other pod
@@ -359,13 +322,6 @@ func leftBehind(pods []string, allowed int, homeless map[string]bool) int {
 		}
 	}
 	return len(pods)
-}
-
-func has(n int) string {
-	if n == 1 {
-		return "has"
-	}
-	return "have"
 }
 
 // Ended reports whether the pod uses nothing any more.

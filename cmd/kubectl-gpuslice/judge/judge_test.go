@@ -1,0 +1,153 @@
+package judge
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// instance is the resource that most pods of the tests request.
+const instance = "nvidia.com/mig-1g.10gb"
+
+// node is one that is ready, with so many instances.
+func node(name, instances string) corev1.Node {
+	return corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}, Status: corev1.NodeStatus{
+		Conditions:  []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}},
+		Allocatable: corev1.ResourceList{instance: resource.MustParse(instances), corev1.ResourcePods: resource.MustParse("110")},
+	}}
+}
+
+// pod is one of a StatefulSet on gpu-1 that requests an instance, and is changed.
+func pod(name string, changes ...func(p *corev1.Pod)) corev1.Pod {
+	p := corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: name, UID: types.UID("uid-" + name), Labels: map[string]string{"app": "x"}, OwnerReferences: []metav1.OwnerReference{
+			{APIVersion: "apps/v1", Kind: "StatefulSet", Name: "team", Controller: new(true)},
+		}},
+		Spec: corev1.PodSpec{NodeName: "gpu-1", Containers: []corev1.Container{{
+			Resources: corev1.ResourceRequirements{Requests: corev1.ResourceList{instance: resource.MustParse("1")}},
+		}}},
+	}
+	for _, change := range changes {
+		change(&p)
+	}
+	return p
+}
+
+// budget lets so many of the pods with the label go.
+func budget(name, label string, allowed int32) policyv1.PodDisruptionBudget {
+	return policyv1.PodDisruptionBudget{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: name},
+		Spec:       policyv1.PodDisruptionBudgetSpec{Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": label}}},
+		Status:     policyv1.PodDisruptionBudgetStatus{DisruptionsAllowed: allowed, CurrentHealthy: 2, DesiredHealthy: 2 - allowed},
+	}
+}
+
+// leave judges these pods of gpu-1, each by its name alone, and returns it with what is said of it.
+func leave(t *testing.T, c *Cluster, pods ...string) (said string, of Judgement) {
+	t.Helper()
+	l := Leaving{Node: "gpu-1"}
+	for _, name := range pods {
+		l.Pods = append(l.Pods, "team/"+name)
+	}
+	of = Judge(t.Context(), c, l)[0]
+	return strings.Join(of.Lines(), "\n") + "\n", of
+}
+
+func TestPodsThatLeaveHaveAPlaceOrNot(t *testing.T) {
+	for name, row := range map[string]struct {
+		room   string // instances of gpu-2
+		change func(gpu1, gpu2 *corev1.Node, a, b *corev1.Pod)
+		want   string
+	}{
+		"room":     {"2", nil, "2 pods have a place on other nodes: team/a; team/b\n"},
+		"for one":  {"1", nil, "1 pod has a place on other nodes: team/a\nteam/b fits on no other node: 1 node: too little free nvidia.com/mig-1g.10gb\n"},
+		"cordoned": {"2", func(_, n *corev1.Node, _, _ *corev1.Pod) { n.Spec.Unschedulable = true }, "1 node: cordoned\n"},
+		"tainted": {"2", func(_, n *corev1.Node, _, _ *corev1.Pod) {
+			n.Spec.Taints = []corev1.Taint{{Key: "dedicated", Effect: corev1.TaintEffectNoSchedule}}
+		}, "1 node: taint dedicated\n"},
+		"not ready": {"2", func(_, n *corev1.Node, _, _ *corev1.Pod) { n.Status.Conditions = nil }, "1 node: not ready\n"},
+		"no GPUs":   {"2", func(_, n *corev1.Node, _, _ *corev1.Pod) { delete(n.Status.Allocatable, instance) }, "1 node: no nvidia.com/mig-1g.10gb\n"},
+		"another selector": {"2", func(_, _ *corev1.Node, a, _ *corev1.Pod) {
+			a.Spec.NodeSelector = map[string]string{"pool": "a"}
+		}, "1 pod has a place on other nodes: team/b\nteam/a fits on no other node: 1 node: labels that the pod's selector does not fit\n"},
+		"one that comes back": {"1", func(_, _ *corev1.Node, a, _ *corev1.Pod) { a.OwnerReferences[0].Kind = "DaemonSet" }, "1 pod has a place on other nodes: team/b\n"},
+		"a bare one":          {"1", func(_, _ *corev1.Node, a, _ *corev1.Pod) { a.OwnerReferences = nil }, "1 pod has a place on other nodes: team/b\n"},
+		"one that has moved": {"2", func(_, _ *corev1.Node, a, _ *corev1.Pod) { a.Spec.NodeName = "gpu-2" },
+			"1 pod has a place on other nodes: team/b\nwhether 1 pod more would fit elsewhere is not known\n"},
+		"one that has ended there": {"1", func(_, _ *corev1.Node, a, _ *corev1.Pod) {
+			a.Spec.NodeName, a.Status.Phase = "gpu-2", corev1.PodSucceeded
+		},
+			"1 pod has a place on other nodes: team/b\nwhether 1 pod more would fit elsewhere is not known\n"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := &Cluster{Nodes: []corev1.Node{node("gpu-1", "7"), node("gpu-2", row.room)}, Pods: []corev1.Pod{pod("a"), pod("b")}}
+			if row.change != nil {
+				row.change(&c.Nodes[0], &c.Nodes[1], &c.Pods[0], &c.Pods[1])
+			}
+			for range 2 { // the room of one judgement is not that of the next
+				if said, of := leave(t, c, "a", "b"); !strings.HasSuffix(said, row.want) || of.Stuck+of.Unknown != "" {
+					t.Errorf("want %q:\n%s%+v", row.want, said, of)
+				}
+			}
+		})
+	}
+}
+
+// A budget that lets one pod go passes the dry run of the eviction: the second pod is kept where the first one's successor has nowhere to go.
+func TestABudgetThatStandsInTheWayIsNamed(t *testing.T) {
+	const (
+		slow  = "budget team/x lets 1 of 2 pods go at a time: the next one waits until a successor is ready\n"
+		stuck = "budget team/x lets 1 of 2 pods go, and stays in the way then: the next one waits for a successor, and %s no place elsewhere\n"
+	)
+	bare := func(p *corev1.Pod) { p.OwnerReferences = nil }
+	for name, row := range map[string]struct {
+		room  string
+		of    []corev1.Pod
+		want  string
+		stuck bool
+	}{
+		"room for both": {"2", []corev1.Pod{pod("a"), pod("b")}, slow, false},
+		"room for one":  {"1", []corev1.Pod{pod("a"), pod("b")}, slow, false}, // the first has a place, and the last one may go as the budget has then
+		"no room":       {"0", []corev1.Pod{pod("a"), pod("b")}, fmt.Sprintf(stuck, "2 of them have"), true},
+		"no room, of two of which one comes back by itself": {
+			"0", []corev1.Pod{pod("a"), pod("b", func(p *corev1.Pod) { p.OwnerReferences[0].Kind = "DaemonSet" })}, fmt.Sprintf(stuck, "1 of them has"), true,
+		},
+		"bare pods": {"0", []corev1.Pod{pod("a", bare), pod("b", bare)}, slow, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := &Cluster{
+				Nodes: []corev1.Node{node("gpu-1", "7"), node("gpu-2", row.room)}, Pods: row.of,
+				Budgets: []policyv1.PodDisruptionBudget{budget("x", "x", 1), budget("other", "other", 0)},
+			}
+			said, of := leave(t, c, "a", "b")
+			if !strings.Contains(said, row.want) || strings.Contains(said, "team/other") {
+				t.Errorf("want %q:\n%s", row.want, said)
+			}
+			want := ""
+			if row.stuck {
+				want = strings.TrimSuffix(row.want, "\n")
+			}
+			if of.Stuck != want || of.Unknown != "" {
+				t.Errorf("they are stuck by %q, want %q; not known: %q", of.Stuck, want, of.Unknown)
+			}
+		})
+	}
+	c := &Cluster{
+		Nodes: []corev1.Node{node("gpu-1", "7")}, Pods: []corev1.Pod{pod("a")},
+		Budgets: []policyv1.PodDisruptionBudget{budget("x", "x", 0), budget("second", "x", 5)},
+	}
+	said, of := leave(t, c, "a", "gone")
+	if want := `team/a fits on no other node: there is none
+whether 1 pod more would fit elsewhere is not known
+budget team/x lets none of 1 pod go now: it needs 2 healthy and has 2
+team/a is in more than one budget, and the API server evicts no such pod: team/x; team/second
+`; said != want || of.Stuck != "" || of.Unknown != "whether 1 pod more would fit elsewhere is not known" {
+		t.Errorf("want\n%s, got\n%s%+v", want, said, of)
+	}
+}
