@@ -37,10 +37,19 @@ func (a *Agent) evidence(ctx context.Context) diagnosis.Evidence {
 	e.Want.Label, e.Want.Name = asked.Label, asked.Name
 	if e.Complete {
 		to, err := a.plan(ctx, e.Observed)
-		e.Want, e.Steps, e.Refused = to.want, to.steps, err
+		e.Want, e.Steps = to.want, to.steps
 		e.Settings = a.env.Settings.With(e.Want.Drain)
 		in := act.Input{Seen: e.Observed, Want: e.Want, Steps: e.Steps}
-		e.NotYet = a.whyNotBegun(ctx, in)
+		if err == nil && e.Journal == nil && len(e.Steps) > 0 && !e.Steps[0].Traits().OnlyObserves {
+			err = a.foresee(ctx, in)
+		}
+		switch {
+		case errors.As(err, &e.NotYet):
+		case outcome.IsUnseen(err):
+			e.Unseen = append(e.Unseen, err.Error())
+		default:
+			e.Refused = err
+		}
 		e.Verdicts = a.actors.evictions.Evictable(ctx, in)
 		e.Processes = e.UnownedProcesses()
 		e.Users = e.UsersOfNoListedPod(a.observers.processes.Users(ctx, e.Observed))
@@ -58,15 +67,6 @@ func (a *Agent) evidence(ctx context.Context) diagnosis.Evidence {
 		e.Unseen = append(e.Unseen, e.Holders.Err.Error())
 	}
 	return e
-}
-
-// whyNotBegun returns what the agent waits for before it begins the change; nil if it has begun it, or waits for nothing.
-func (a *Agent) whyNotBegun(ctx context.Context, in act.Input) *outcome.Waiting {
-	var wait *outcome.Waiting
-	if in.Seen.Journal == nil && len(in.Steps) > 0 && errors.As(a.foresee(ctx, in), &wait) {
-		return wait
-	}
-	return nil
 }
 
 // observeFurther reads what is missing if observe ended early: a diagnosis lists the pods even without a driver.

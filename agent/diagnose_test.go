@@ -125,6 +125,24 @@ func TestADiagnosisNamesTheCause(t *testing.T) {
 			causes: []api.Cause{api.CauseNotAllowedYet}, verdict: api.VerdictFree,
 			says: []string{"none of the windows of ", "begins by itself when it may", config.AnnotationForce},
 		}, {
+			name: "a pool without a free slot, before the agent has tried to get one", dead: true, provoke: func(w *world) {
+				slots, pool, c := w.pool()
+				if err := slots.Take(w.t.Context(), pool, c); err != nil {
+					w.t.Fatal(err)
+				}
+				w.label("all-1g.10gb")
+			},
+			causes: []api.Cause{api.CauseNotAllowedYet}, verdict: api.VerdictFree,
+			says: []string{"gpu-2", "the node takes pods, but does not match all-1g.10gb"},
+		}, {
+			name: "a device plugin that is away", dead: true, provoke: func(w *world) {
+				w.endPods("kube-system")
+				w.label("all-1g.10gb")
+			},
+			causes: []api.Cause{api.CauseNotAllowedYet}, verdict: api.VerdictFree,
+			says:  []string{"no device plugin", "the node takes pods, but does not match all-1g.10gb"},
+			never: "cannot be",
+		}, {
 			name: "16: a change that failed", provoke: func(w *world) {
 				w.failForGood(gpusim.CreateGpuInstanceWithPlacement)
 				w.label("all-1g.10gb")

@@ -61,7 +61,7 @@ func (e *Evidence) outcomeOfOthers(causes []api.Finding) api.Outcome {
 		return api.Outcome{Verdict: api.VerdictFree, Text: "the node takes pods, and " + e.Journal.Target + " waits for its next reboot"}
 	case foreign != "":
 		return api.Outcome{Verdict: api.VerdictNotOurs, Text: "not ours: " + foreign + "; gpuslice keeps no pods from the node"}
-	case e.Want.Name != "" && (len(e.Steps) > 0 || e.Refused != nil):
+	case e.Want.Name != "" && (len(e.Steps) > 0 || e.Refused != nil || e.NotYet != nil):
 		return api.Outcome{Verdict: api.VerdictFree, Text: "the node takes pods, but does not match " + e.Want.Name}
 	default:
 		return api.Outcome{Verdict: api.VerdictFree, Text: "the node takes pods, and nothing is left to restore"}
