@@ -107,12 +107,12 @@ func (a *Agent) answerTo(ctx context.Context, seen *state.Observed, ended error,
 		out.Uses = a.uses()
 		return out
 	}
-	asked, allowed, ok := config.ParseAllowance(request)
+	asked, _, ok := config.ParseAllowance(request)
 	label, name, _ := strings.Cut(asked, "=")
 	if !ok || name == "" || !slices.Contains(config.RequestLabels(), label) {
-		out.Refused = fmt.Sprintf("annotation %s is %q: it must be %s=NAME, %s=NAME or %s=NAME, followed by %s or %s if the change may evict such pods; or %s or %s",
+		out.Refused = fmt.Sprintf("annotation %s is %q: it must be %s=NAME, %s=NAME or %s=NAME, followed by %s or %s if the change may evict such pods, by %s if the label is older than the agent; or %s or %s",
 			config.AnnotationPreview, request, config.LabelProfile, config.LabelMIGConfig, config.LabelDevicePluginConfig,
-			config.FieldUnmanagedPods, config.FieldEmptyDir, config.RequestDiagnosis, config.RequestTop)
+			config.FieldUnmanagedPods, config.FieldEmptyDir, config.AskedAgain, config.RequestDiagnosis, config.RequestTop)
 		return out
 	}
 	if profile := seen.Node.Labels[config.LabelProfile]; profile != "" && label != config.LabelProfile {
@@ -123,7 +123,7 @@ func (a *Agent) answerTo(ctx context.Context, seen *state.Observed, ended error,
 	if ended == nil {
 		node := seen.Node.DeepCopy()
 		metav1.SetMetaDataLabel(&node.ObjectMeta, label, name)
-		if allowed.Allows() {
+		if request != asked { // as kubectl gpuslice apply writes it
 			metav1.SetMetaDataAnnotation(&node.ObjectMeta, config.AnnotationAllowEviction, request)
 		}
 		p, ended = a.previewOf(ctx, seen, node)

@@ -128,7 +128,7 @@ func TestARequestThatCannotBeIsRefused(t *testing.T) {
 		w.settle(config.ReasonNotRequested)
 		for request, want := range map[string]string{
 			config.LabelMIGConfig + "=all-9g.999gb": "all-9g.999gb",
-			config.LabelMIGConfig:                   "it must be gpuslice.io/profile=NAME, nvidia.com/mig.config=NAME or nvidia.com/device-plugin.config=NAME, followed by unmanagedPods or emptyDir",
+			config.LabelMIGConfig:                   "it must be gpuslice.io/profile=NAME, nvidia.com/mig.config=NAME or nvidia.com/device-plugin.config=NAME, followed by unmanagedPods or emptyDir if the change may evict such pods, by again",
 			config.LabelMIGConfig + "=":             "it must be",
 			"example.com/other=all-disabled":        "it must be",
 			"research":                              "it must be",

@@ -140,7 +140,7 @@ func TestADiagnosisNamesTheCause(t *testing.T) {
 				w.label("all-1g.10gb")
 			},
 			causes: []api.Cause{api.CauseNotAllowedYet}, verdict: api.VerdictFree,
-			says:  []string{"no device plugin", "the node takes pods, but does not match all-1g.10gb"},
+			says:  []string{"no pod that devicePlugin of the settings matches", "the node takes pods, but does not match all-1g.10gb"},
 			never: "cannot be",
 		}, {
 			name: "16: a change that failed", provoke: func(w *world) {

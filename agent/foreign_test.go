@@ -385,6 +385,10 @@ func TestAPlanSaysThatTheLabelIsOlderThanTheAgent(t *testing.T) {
 			if err != nil || p.Reason != config.ReasonOlderRequest || !strings.Contains(p.HeldUp, "was there before the agent") {
 				t.Errorf("an agent was here: %t; the plan is held up by %s %q, error %v", met, p.Reason, p.HeldUp, err)
 			}
+			if got := w.ask(config.Allowance(config.LabelMIGConfig, "all-1g.10gb", config.AskedAgain)); got.HeldUp+got.Refused != "" {
+				t.Errorf("an agent was here: %t; the plan for a user who asks again is %+v", met, got)
+			}
+			w.removeRequest()
 			if p, err = w.agent.Preview(t.Context(), config.LabelMIGConfig, "all-2g.20gb"); err != nil || p.Reason == config.ReasonOlderRequest {
 				t.Errorf("an agent was here: %t; the plan of another label is held up by %s %q, error %v", met, p.Reason, p.HeldUp, err)
 			}

@@ -176,6 +176,9 @@ const (
 	FieldEmptyDir      = "emptyDir"
 )
 
+// AskedAgain in an Allowance allows nothing. It says that a user requests what a label has requested since before the first agent came.
+const AskedAgain = "again"
+
 // Flags of kubectl gpuslice apply. They allow for one change what these fields refuse.
 const (
 	FlagForceUnmanaged     = "force-unmanaged"
@@ -202,6 +205,7 @@ func ParseAllowance(text string) (asked string, allowed DrainOverrides, ok bool)
 			allowed.UnmanagedPods = DrainEvict
 		case FieldEmptyDir:
 			allowed.EmptyDir = DrainEvict
+		case AskedAgain:
 		default:
 			return "", DrainOverrides{}, false
 		}
