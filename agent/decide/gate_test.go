@@ -90,7 +90,7 @@ func steps(kinds []plan.Kind) []plan.Step {
 	return out
 }
 
-// Promises 10 and 11: what waits outside of the window, what is put off, and what goes on. A preview says of the same that it runs at once.
+// Promises 10 and 11: what waits outside of the window, what is put off, and what goes on. A preview says of the same that it begins at once.
 func TestWhatMayBeginOrGoOnOutsideOfTheWindow(t *testing.T) {
 	t.Parallel()
 	annotate := func(key, value string) func(*state.Observed, *state.Desired) {

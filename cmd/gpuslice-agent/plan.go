@@ -106,9 +106,6 @@ func checkAsk(a preview.Ask) error {
 	return nil
 }
 
-// exitHeldUp is the exit code of a plan which the agent would refuse, or not begin now.
-const exitHeldUp = 4
-
 // unplanned is why there is no plan. Only what the agent itself would not try again is its verdict on the config: the rest kept the command from asking.
 func unplanned(name string, err error, offline bool) error {
 	switch {
@@ -123,7 +120,7 @@ func unplanned(name string, err error, offline bool) error {
 	if !stalled && !refused && !failed {
 		return err
 	}
-	return &cli.ExitError{Code: exitHeldUp, Err: fmt.Errorf("%s would be refused: %w", name, err)}
+	return &cli.ExitError{Code: cli.ExitHeldUp, Err: fmt.Errorf("%s would be refused: %w", name, err)}
 }
 
 // say prints the plan, and before it, on a node, the agent's verdict.
@@ -133,18 +130,18 @@ func (o *options) say(w io.Writer, name string, p preview.Result, offline bool) 
 	}
 	var said api.Answer
 	p.AddTo(&said)
-	verdict, now := show.Verdict(&said)
+	verdict := show.Judge(&said, "", "")
 	out := &cli.Printer{W: w}
-	if verdict != "" {
+	if verdict.Ruling != show.NothingToDo {
 		out.Printf("%s: %s\n", o.node, verdict)
 	}
-	if out.Err == nil && (now || len(p.Steps) > 0) { // what cannot be seen yet has no plan
+	if out.Err == nil && (verdict.Ruling != show.HeldUp || len(p.Steps) > 0) { // what cannot be seen yet has no plan
 		out.Err = printPlan(w, name, p, false, o.processName)
 	}
-	if out.Err != nil || now {
-		return out.Err
+	if code := verdict.Ruling.ExitCode(); out.Err == nil && code != 0 {
+		return &cli.ExitError{Code: code, Err: fmt.Errorf("%s would be held up", name)}
 	}
-	return &cli.ExitError{Code: exitHeldUp, Err: fmt.Errorf("%s would be held up", name)}
+	return out.Err
 }
 
 func (o *options) preview(cmd *cobra.Command, w planRequest, known manifest.Configs) (preview.Result, error) {

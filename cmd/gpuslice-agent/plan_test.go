@@ -113,12 +113,12 @@ func TestAPlanThatCannotAskRefusesNothing(t *testing.T) {
 
 func TestAPlanEndsByTheVerdictOfTheAgent(t *testing.T) {
 	for want, errs := range map[int][]error{
-		exitHeldUp: {&outcome.Stalled{Message: "no MIG config has the name"}, &plan.Refused{Err: nvml.ErrLost}, &api.Failure{Message: "it has failed"}},
-		1:          {io.ErrUnexpectedEOF, &outcome.UnseenError{Err: io.ErrUnexpectedEOF}, nvml.ErrNoDriver},
+		cli.ExitHeldUp: {&outcome.Stalled{Message: "no MIG config has the name"}, &plan.Refused{Err: nvml.ErrLost}, &api.Failure{Message: "it has failed"}},
+		1:              {io.ErrUnexpectedEOF, &outcome.UnseenError{Err: io.ErrUnexpectedEOF}, nvml.ErrNoDriver},
 	} {
 		for _, cause := range errs {
 			err := unplanned("all-balanced", fmt.Errorf("planning: %w", cause), false)
-			if cli.ExitCode(err) != want || strings.Contains(err.Error(), "would be refused: ") != (want == exitHeldUp) {
+			if cli.ExitCode(err) != want || strings.Contains(err.Error(), "would be refused: ") != (want == cli.ExitHeldUp) {
 				t.Errorf("%T: exit code %d, want %d: %v", cause, cli.ExitCode(err), want, err)
 			}
 		}

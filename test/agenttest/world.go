@@ -38,7 +38,7 @@ type World struct {
 	Said     *Output
 	end      chan error
 	Stop     context.CancelFunc
-	// what agents answer at once when apply asks whether they would refuse, by node; the others would not
+	// what agents answer at once when apply asks what they would do, by node; the others would begin
 	Names map[string]api.Answer
 }
 
@@ -333,7 +333,7 @@ func Fifty() (nodes []func() *corev1.Node, names []string) {
 // KeepsSilent in place of a request is an agent that does not answer.
 const KeepsSilent = "silent"
 
-// AnswersAtOnce is an agent that answers a request at once: as w.names has it, or with a diagnosis.
+// AnswersAtOnce is an agent that answers a request at once: as w.Names has it, by a change that begins, or with a diagnosis.
 func (w *World) AnswersAtOnce(a k8stesting.Action) (bool, runtime.Object, error) {
 	patch, ok := a.(k8stesting.PatchAction)
 	var asks struct {
@@ -350,8 +350,10 @@ func (w *World) AnswersAtOnce(a k8stesting.Action) (bool, runtime.Object, error)
 	switch {
 	case request == nil, given.For == KeepsSilent:
 		return false, nil, nil
-	case !special:
+	case !special && *request == config.RequestDiagnosis:
 		given.Diagnosis = &api.Diagnosis{Node: patch.GetName()}
+	case !special:
+		given.Steps = []string{"fence: journal, cordon, taint"}
 	}
 	given.For = *request
 	object, err := w.Client.Tracker().Get(a.GetResource(), "", patch.GetName())

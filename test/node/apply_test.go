@@ -192,7 +192,7 @@ func TestAnAgentAnswersThePluginWithoutAShell(t *testing.T) {
 	for out, err := slip().CombinedOutput(); err == nil; out, err = slip().CombinedOutput() { // a busy machine's agent may take longer to answer than it waits
 		t.Logf("%s", out)
 	}
-	says(t, slip(), 1, r.Name+"  UnknownConfig: ", "all-1g.10gb", "refused by 1 node")
+	says(t, slip(), 1, r.Name+": would be refused: UnknownConfig: ", "all-1g.10gb", "refused by 1 node")
 	says(t, kubectl("apply", r.Name, "--none"), 0, r.Name+"  lost label nvidia.com/mig.config=")
 	r.awaitReason(config.ReasonNotRequested)
 	for key, value := range r.node().Annotations {

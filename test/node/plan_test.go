@@ -36,7 +36,7 @@ func TestAPlanNamesThePodsThatWouldLeave(t *testing.T) {
 		t.Fatalf("plan: %v\n%s", err, out)
 	}
 	for _, say := range []string{
-		r.Name + ": runs at once: no window restricts it\n", "Lost for good: pod " + namespace + "/holder",
+		r.Name + ": begins at once: no window restricts it\n", "Lost for good: pod " + namespace + "/holder",
 		"GPU 1", "│1g.10gb│1g.10gb│ 2g.20gb", "evict " + namespace + "/holder", "1 pod has to leave", "fence", "release",
 	} {
 		if !strings.Contains(string(out), say) {

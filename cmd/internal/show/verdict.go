@@ -1,38 +1,85 @@
 package show
 
 import (
+	"cmp"
 	"strings"
 	"time"
 
 	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/cmd/internal/cli"
 	"github.com/gpuslice/gpuslice/config"
 )
 
-// Verdict is what the agent would make of a change right now, by its own gates: the first words about a plan. An answer without steps has none: its
-// GPUs are as requested. Now reports whether the change would go on at once, or there is none.
-func Verdict(a *api.Answer) (text string, now bool) {
+// Ruling is what becomes of a request on a node.
+type Ruling int
+
+// The rulings, from the best to the worst.
+const (
+	NothingToDo Ruling = iota
+	Begins
+	BeginsUnsure // and it is not known whether it ends
+	GivesUp      // it begins, and cannot come to its end
+	HeldUp
+	Refused
+	NotKnown
+)
+
+// ExitCode is that of a command which only asks.
+func (r Ruling) ExitCode() int {
+	switch r {
+	case NothingToDo, Begins:
+		return 0
+	case BeginsUnsure:
+		return cli.ExitUnknown
+	case GivesUp, HeldUp, Refused:
+		return cli.ExitHeldUp
+	case NotKnown:
+	}
+	return 1
+}
+
+// Verdict is the first words about a request on a node, for every command.
+type Verdict struct {
+	Ruling Ruling
+	text   string
+}
+
+// Judge gives the verdict by the agent's answer, which is that of its own gates, and by what the rest of the cluster shows: stuck is why not all the pods would
+// leave, unknown why that is not known. Both are empty if they would leave, or if nobody has looked.
+func Judge(a *api.Answer, stuck, unknown string) Verdict {
+	begins, patience := "begins "+cmp.Or(a.Runs, "at once"), time.Duration(a.Patience)
 	switch {
+	case a.Refused != "" && a.Reason == "": // its observation has failed, which may pass
+		return Unanswered(a.Refused)
 	case a.Refused != "":
-		return "would be refused: " + reasoned(a.Reason, a.Refused), false
+		return Verdict{Refused, "would be refused: " + reasoned(a.Reason, a.Refused)}
 	case a.HeldUp != "":
-		return "would be held up: " + reasoned(a.Reason, a.HeldUp), false
+		return Verdict{HeldUp, "would be held up: " + reasoned(a.Reason, a.HeldUp)}
 	case len(a.Steps) == 0:
-		return "", true
-	case a.Runs == "":
-		return "runs at once", true
+		return Verdict{NothingToDo, "nothing to do"}
+	case patience <= 0: // the agent deletes the pods in the end
+		return Verdict{Begins, begins}
+	case stuck != "":
+		return Verdict{GivesUp, "would give up after " + Period(patience) + ": " + stuck}
+	case unknown != "":
+		return Verdict{BeginsUnsure, begins + "; whether it ends is not known: " + unknown}
 	default:
-		return "runs " + a.Runs, true
+		return Verdict{Begins, begins}
 	}
 }
 
-// EndUnknown adds to the verdict on a change that begins why it is not known whether the change ends.
-func EndUnknown(verdict, why string) string {
-	return "begins" + strings.TrimPrefix(verdict, "runs") + "; whether it ends is not known: " + why
-}
+// Unanswered is the verdict where the agent has not answered, or cannot.
+func Unanswered(why string) Verdict { return Verdict{NotKnown, "not known: " + why} }
 
-// GivesUp is the verdict on a change that begins, and cannot come to its end.
-func GivesUp(a *api.Answer, why string) string {
-	return "would give up after " + Period(time.Duration(a.Patience)) + ": " + why
+// String is the verdict on a request that no label makes yet.
+func (v Verdict) String() string { return v.text }
+
+// Labelled is the verdict on a request that a label makes now.
+func (v Verdict) Labelled() string {
+	if v.Ruling == HeldUp || v.Ruling == Refused {
+		return strings.TrimPrefix(v.text, "would be ")
+	}
+	return v.text
 }
 
 // Period writes a duration without the parts that are zero: 1h, 30m, 1h30m.

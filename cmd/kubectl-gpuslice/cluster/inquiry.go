@@ -26,7 +26,6 @@ const writesAtOnce = 16
 
 // Inquiry is a request to agents, with their answers.
 type Inquiry struct {
-	Request   string // value of config.AnnotationPreview
 	Nodes     []*Asked
 	Unwritten bool // an agent could not be asked, since a write to its node failed
 }
@@ -34,16 +33,23 @@ type Inquiry struct {
 // Asked is a node, and what its agent answers.
 type Asked struct {
 	Identity
-	node   *corev1.Node
-	Answer *api.Answer
-	Lost   string // why there will be no answer
+	node    *corev1.Node
+	request string // value of config.AnnotationPreview
+	Answer  *api.Answer
+	Lost    string // why there will be no answer
 }
 
-// Inquire asks the agents of the nodes, and waits until all have answered, at most for patience. Then it removes its requests.
-func Inquire(ctx context.Context, client kube.Interface, nodes []corev1.Node, request string, patience time.Duration, out *cli.Printer) (*Inquiry, error) {
-	q := &Inquiry{Request: request}
+// Of is the same request to each agent.
+func Of(request string) func(*corev1.Node) string {
+	return func(*corev1.Node) string { return request }
+}
+
+// Inquire asks the agents of the nodes, and waits until all have answered, at most for patience. Then it removes its requests. A request is a value of
+// config.AnnotationPreview.
+func Inquire(ctx context.Context, client kube.Interface, nodes []corev1.Node, request func(*corev1.Node) string, patience time.Duration, out *cli.Printer) (*Inquiry, error) {
+	q := &Inquiry{}
 	defer q.withdraw(context.WithoutCancel(ctx), client, out)
-	if err := q.ask(ctx, client, nodes); err != nil {
+	if err := q.ask(ctx, client, nodes, request); err != nil {
 		q.Unwritten = true
 		return q, err
 	}
@@ -60,9 +66,9 @@ func Inquire(ctx context.Context, client kube.Interface, nodes []corev1.Node, re
 }
 
 // ask asks the agents of all the nodes.
-func (q *Inquiry) ask(ctx context.Context, client kube.Interface, nodes []corev1.Node) error {
+func (q *Inquiry) ask(ctx context.Context, client kube.Interface, nodes []corev1.Node, request func(*corev1.Node) string) error {
 	asked, failed := make([]*Asked, len(nodes)), make([]error, len(nodes))
-	workqueue.ParallelizeUntil(ctx, writesAtOnce, len(nodes), func(i int) { asked[i], failed[i] = ask(ctx, client, &nodes[i], q.Request) })
+	workqueue.ParallelizeUntil(ctx, writesAtOnce, len(nodes), func(i int) { asked[i], failed[i] = ask(ctx, client, &nodes[i], request(&nodes[i])) })
 	q.Nodes = slices.DeleteFunc(asked, func(a *Asked) bool { return a == nil })
 	for _, err := range failed {
 		if err != nil { // the first error is enough
@@ -81,7 +87,7 @@ func ask(ctx context.Context, client kube.Interface, n *corev1.Node, request str
 	case err != nil:
 		return nil, err
 	default:
-		return &Asked{node: after, Identity: Identify(after)}, nil
+		return &Asked{node: after, Identity: Identify(after), request: request}, nil
 	}
 }
 
@@ -104,7 +110,7 @@ func (q *Inquiry) withdraw(ctx context.Context, client kube.Interface, out *cli.
 func (q *Inquiry) See(n *corev1.Node) {
 	for _, a := range q.Nodes {
 		if a.Name == n.Name {
-			a.see(n, q.Request)
+			a.see(n)
 		}
 	}
 }
@@ -129,16 +135,16 @@ func (q *Inquiry) Settled() (bool, error) {
 	return !slices.ContainsFunc(q.Nodes, func(a *Asked) bool { return a.Answer == nil && a.Lost == "" }), nil
 }
 
-func (a *Asked) see(n *corev1.Node, request string) {
+func (a *Asked) see(n *corev1.Node) {
 	if a.Answer != nil || a.Lost != "" || a.Outdated(n) {
 		return
 	}
-	if n.Annotations[config.AnnotationPreview] != request {
+	if n.Annotations[config.AnnotationPreview] != a.request {
 		a.Lost = "another user has asked its agent something at the same time; ask again"
 		return
 	}
 	var given api.Answer
-	if json.Unmarshal([]byte(n.Annotations[config.AnnotationPlan]), &given) == nil && given.For == request {
+	if json.Unmarshal([]byte(n.Annotations[config.AnnotationPlan]), &given) == nil && given.For == a.request {
 		sanitizeAnswer(&given)
 		a.Answer = &given
 	}

@@ -107,12 +107,16 @@ func TestPodsWithClaimsHaveADeviceElsewhereOrNot(t *testing.T) {
 			}}}
 		}, onlyA},
 		"a claim of both": {
-			[]corev1.Pod{pod("a", by("shared", false)), pod("b", by("shared", false))}, []resourcev1.ResourceClaim{claim("shared", "gpu-1", "gpu-0-mig-0", "a", "b")},
-			[]string{"gpu-0-mig-0"}, nil, both,
+			[]corev1.Pod{pod("a", by("shared", false)), pod("b", by("shared", false))},
+			[]resourcev1.ResourceClaim{claim("shared", "gpu-1", "gpu-0-mig-0", "a", "b")},
+			[]string{"gpu-0-mig-0"},
+			nil, both,
 		},
 		"a claim that a pod which stays has, too": {
-			[]corev1.Pod{pod("a", by("shared", false))}, []resourcev1.ResourceClaim{claim("shared", "gpu-1", "gpu-0-mig-0", "a", "stays")},
-			[]string{"gpu-0-mig-0"}, nil, "team/a fits on no other node: 1 node: its claim shared has devices of another node, as other pods use it\n",
+			[]corev1.Pod{pod("a", by("shared", false))},
+			[]resourcev1.ResourceClaim{claim("shared", "gpu-1", "gpu-0-mig-0", "a", "stays")},
+			[]string{"gpu-0-mig-0"},
+			nil, "team/a fits on no other node: 1 node: its claim shared has devices of another node, as other pods use it\n",
 		},
 		"a resource of a class": {[]corev1.Pod{pod("a", byResource), pod("b", byResource)}, nil, []string{"gpu-0-mig-0"}, nil, onlyA},
 		"a resource of a plugin": {[]corev1.Pod{pod("a", byResource), pod("b", byResource)}, nil, nil, func(c *Cluster) {

@@ -78,12 +78,16 @@ func TestPodsThatLeaveHaveAPlaceOrNot(t *testing.T) {
 		}, "1 pod has a place on other nodes: team/b\nteam/a fits on no other node: 1 node: labels that the pod's selector does not fit\n"},
 		"one that comes back": {"1", func(_, _ *corev1.Node, a, _ *corev1.Pod) { a.OwnerReferences[0].Kind = "DaemonSet" }, "1 pod has a place on other nodes: team/b\n"},
 		"a bare one":          {"1", func(_, _ *corev1.Node, a, _ *corev1.Pod) { a.OwnerReferences = nil }, "1 pod has a place on other nodes: team/b\n"},
-		"one that has moved": {"2", func(_, _ *corev1.Node, a, _ *corev1.Pod) { a.Spec.NodeName = "gpu-2" },
-			"1 pod has a place on other nodes: team/b\nwhether 1 pod more would fit elsewhere is not known\n"},
-		"one that has ended there": {"1", func(_, _ *corev1.Node, a, _ *corev1.Pod) {
-			a.Spec.NodeName, a.Status.Phase = "gpu-2", corev1.PodSucceeded
+		"one that has moved": {
+			"2", func(_, _ *corev1.Node, a, _ *corev1.Pod) { a.Spec.NodeName = "gpu-2" },
+			"1 pod has a place on other nodes: team/b\nwhether 1 pod more would fit elsewhere is not known\n",
 		},
-			"1 pod has a place on other nodes: team/b\nwhether 1 pod more would fit elsewhere is not known\n"},
+		"one that has ended there": {
+			"1", func(_, _ *corev1.Node, a, _ *corev1.Pod) {
+				a.Spec.NodeName, a.Status.Phase = "gpu-2", corev1.PodSucceeded
+			},
+			"1 pod has a place on other nodes: team/b\nwhether 1 pod more would fit elsewhere is not known\n",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c := &Cluster{Nodes: []corev1.Node{node("gpu-1", "7"), node("gpu-2", row.room)}, Pods: []corev1.Pod{pod("a"), pod("b")}}

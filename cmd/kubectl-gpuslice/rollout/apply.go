@@ -1,10 +1,12 @@
 package rollout
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"regexp"
+	"slices"
 	"strings"
 	"time"
 
@@ -16,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/gpuslice/gpuslice/cmd/internal/cli"
+	"github.com/gpuslice/gpuslice/cmd/internal/show"
 	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/cluster"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain/kube"
@@ -45,15 +48,18 @@ func Apply(o *cluster.Options) *cobra.Command {
 old result, the label nvidia.com/mig.config.state. The agents do the rest, each when it may; with --wait this command shows
 how far they are. Ending it stops no change: the same command line shows the roll-out again.
 
-First it asks agents whether they would refuse, for example a name that they do not know: if all that answer would, it labels no node. With --none
-it removes these three labels: the GPUs do not change, and an agent undoes a change that is under way.
+First it asks all agents what they would do. If all that answer would refuse, as for a name that they do not know, it labels no node. Otherwise it says for
+each node what becomes of the label, as plan does: begins at once, held up and by what, refused. Agents have five seconds to answer: one in the middle
+of a step takes longer, and its node is not known.
+
+With --none it removes these three labels: the GPUs do not change, and an agent undoes a change that is under way.
 
 An agent does not begin a change that would evict pods without a controller, or lose files on an emptyDir, unless the settings or the profile allow it.
 --force-unmanaged and --delete-emptydir-data allow it for this change alone, by the annotation gpuslice.io/allow-eviction. The agent removes that
 when the change has ended.
 
-Exit codes: 0 the nodes are labelled, and with --wait, as asked; 1 a node has failed or refuses, or something else went wrong;
-3 timeout; 4 with --dry-run: a node would refuse, be held up or give up, 5: begin, and not surely end; 130 interrupted, and the roll-out goes on.`,
+Exit codes: 0 the nodes are labelled, also those that are held up, and with --wait, as asked; 1 a node has failed or refuses, or something else went
+wrong; 3 timeout; 4 with --dry-run: a node would refuse, be held up or give up, 5: begin, and not surely end; 130 interrupted, and the roll-out goes on.`,
 		Example: `  # What would happen, node by node; nothing is labelled
   kubectl gpuslice apply -l pool=research --profile research --dry-run
   # Do it, and see it through
@@ -138,18 +144,19 @@ func (a *application) run(cmd *cobra.Command, client kube.Interface, w cluster.T
 		return err
 	}
 	if a.dryRun {
-		return preview(ctx, client, nodes, w, a.allowed(), out)
+		return a.preview(ctx, client, nodes, w, out)
 	}
-	if err := foresee(ctx, client, nodes, w, out); err != nil {
+	p, err := a.foresee(ctx, client, nodes, w, out)
+	if err != nil {
 		return err
 	}
-	asked, err := a.label(ctx, client, nodes, w, out)
+	asked, refused, err := a.label(ctx, client, nodes, p, out)
 	if err != nil {
 		return err
 	}
 	warn(asked, out)
 	if !a.wait {
-		return errors.Join(a.seeAtOnce(ctx, client, w, asked, out), out.Err)
+		return cmp.Or(out.Err, a.end(w, asked, refused, out))
 	}
 	r := &rollout{target: w, nodes: asked, out: out, back: a.takeBack}
 	r.screen = newLines(out)
@@ -159,6 +166,17 @@ func (a *application) run(cmd *cobra.Command, client kube.Interface, w cluster.T
 		r.screen = newBars(picture, fmt.Sprintf("%s on %s; Ctrl-C leaves the roll-out running", w.Kind(), cli.Counted(len(nodes), "node")), len(nodes), height)
 	}
 	return r.wait(ctx, client, a.timeout, a.again)
+}
+
+// end says how to see what the agents do. It is an error if one refuses.
+func (a *application) end(w cluster.Target, asked []*followed, refused []string, out *cli.Printer) error {
+	if slices.ContainsFunc(asked, func(f *followed) bool { return f.stage == pending && !slices.Contains(refused, f.Name) }) {
+		out.Printf("to see what the agents do:\n  %s --wait\n", a.again)
+	}
+	if len(refused) == 0 {
+		return nil
+	}
+	return fmt.Errorf("%s refused by %s; %s", w.Kind(), cli.Counted(len(refused), "node"), a.takeBack(refused, len(asked)))
 }
 
 // checkLabelPrecedence names the nodes where another label would win over the one that the command sets.
@@ -183,36 +201,48 @@ func checkLabelPrecedence(nodes []corev1.Node, w cluster.Target) error {
 		" (kubectl label node %[4]s %[2]s-)%[5]s", strings.Join(names, ", "), config.LabelProfile, w.Label, names[0], instead)
 }
 
-// label sets the label on each node. It reports nodes that were deleted in between.
-func (a *application) label(ctx context.Context, client kube.Interface, nodes []corev1.Node, w cluster.Target, out *cli.Printer) ([]*followed, error) {
-	var asked []*followed
+// writes reports whether apply changes the node, which may have the label already.
+func (a *application) writes(n *corev1.Node, w cluster.Target) bool {
+	return n.Labels[w.Label] != w.Name || len(a.allowed()) > 0 || waitsForUser(n)
+}
+
+// label sets the label on each node, and says what becomes of it. It returns the nodes that refuse it, and reports those that were deleted in between.
+func (a *application) label(ctx context.Context, client kube.Interface, nodes []corev1.Node, p *plans, out *cli.Printer) (asked []*followed, refused []string, err error) {
+	w := p.target
+	var lines said
+	defer func() { lines.print(out, "  ") }()
 	for i := range nodes {
 		n := &nodes[i]
-		now, has := time.Now(), n.Labels[w.Label] == w.Name
-		if has && len(a.allowed()) == 0 && !waitsForUser(n) {
-			out.Printf("%s  has label %s already\n", n.Name, w)
-			asked = append(asked, waitFor(n, w, false, now))
+		now := time.Now()
+		if !a.writes(n, w) {
+			f := waitFor(n, w, false, now)
+			lines.add(n.Name, fmt.Sprintf("has label %s already: %s", w, f.soFar()))
+			asked, refused = append(asked, f), append(refused, failures([]*followed{f})...)
 			continue
 		}
 		after, err := cluster.Write(ctx, client, n, a.change(n, w))
 		switch {
 		case apierrors.IsNotFound(err):
-			out.Printf("%s  was deleted\n", n.Name)
+			lines.add(n.Name, "was deleted")
 		case err != nil && ctx.Err() != nil:
-			return nil, &cli.ExitError{
+			return nil, nil, &cli.ExitError{
 				Code: cli.ExitInterrupted,
 				Err:  fmt.Errorf("interrupted; %d of %s have the label; to go on:\n  %s", len(asked), cli.Counted(len(nodes), "node"), a.again),
 			}
 		case apierrors.IsForbidden(err) && len(asked) == 0:
-			return nil, fmt.Errorf("%w; nothing was labelled", err)
+			return nil, nil, fmt.Errorf("%w; nothing was labelled", err)
 		case err != nil:
-			return nil, fmt.Errorf("%w; %d of %s have the label; run the same command to go on", err, len(asked), cli.Counted(len(nodes), "node"))
+			return nil, nil, fmt.Errorf("%w; %d of %s have the label; run the same command to go on", err, len(asked), cli.Counted(len(nodes), "node"))
 		default:
-			out.Printf("%s  labelled %s\n", n.Name, w)
-			asked = append(asked, waitFor(after, w, !has, now))
+			verdict := p.of(n)
+			if verdict.Ruling == show.Refused {
+				refused = append(refused, n.Name)
+			}
+			lines.add(n.Name, fmt.Sprintf("labelled %s: %s", w, verdict.Labelled()))
+			asked = append(asked, waitFor(after, w, n.Labels[w.Label] != w.Name, now))
 		}
 	}
-	return asked, nil
+	return asked, refused, nil
 }
 
 // allowed are the fields of the settings that the user overrides for this change.
@@ -232,23 +262,28 @@ func waitsForUser(n *corev1.Node) bool {
 	return cluster.ReportOf(n).Condition.Reason == string(config.ReasonOlderRequest)
 }
 
+// allowance is what the node's annotation says of the request once this command has written it: what the flags allow, and what is allowed for the same request
+// already, since each report advises the next flag. The agent is asked by the same text.
+func (a *application) allowance(n *corev1.Node, w cluster.Target) string {
+	all := *a
+	if asked, already, _ := config.ParseAllowance(n.Annotations[config.AnnotationAllowEviction]); asked == w.String() {
+		all.unmanaged, all.emptyDir = a.unmanaged || already.UnmanagedPods != "", a.emptyDir || already.EmptyDir != ""
+	}
+	return config.Allowance(w.Label, w.Name, all.allowed()...)
+}
+
 // change requests the config: it sets the label and, in the same write, the annotation with the allowed evictions. It sets that annotation also for a label
-// that the node has already, but that is older than its agent. It keeps what the annotation allows already, and removes one that allows another change.
+// that the node has already, but that is older than its agent. It removes one that allows another change.
 func (a *application) change(n *corev1.Node, w cluster.Target) cluster.Change {
 	c := cluster.Change{Labels: map[string]*string{w.Label: &w.Name}}
 	if _, answered := n.Labels[config.LabelMIGConfigState]; answered && n.Labels[w.Label] != w.Name {
 		c.Labels[config.LabelMIGConfigState] = nil // the former answer goes with what it was for
 	}
 	former, there := n.Annotations[config.AnnotationAllowEviction]
-	asked, already, _ := config.ParseAllowance(former)
-	allows := *a
-	if asked == w.String() { // one flag at a time, as each report advises the next
-		allows.unmanaged, allows.emptyDir = a.unmanaged || already.UnmanagedPods != "", a.emptyDir || already.EmptyDir != ""
-	}
-	switch fields := allows.allowed(); {
+	asked, _, _ := config.ParseAllowance(former)
+	switch {
 	case len(a.allowed()) > 0 || waitsForUser(n):
-		allowance := config.Allowance(w.Label, w.Name, fields...)
-		c.Annotations = map[string]*string{config.AnnotationAllowEviction: &allowance}
+		c.Annotations = map[string]*string{config.AnnotationAllowEviction: new(a.allowance(n, w))}
 	case there && asked != w.String():
 		c.Annotations = map[string]*string{config.AnnotationAllowEviction: nil}
 	}

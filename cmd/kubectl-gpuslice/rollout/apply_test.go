@@ -35,8 +35,7 @@ func TestARollOutIsFollowedToItsEnd(t *testing.T) {
 		w.Says("gpu-1", agenttest.Done(), "research: nvidia.com/gpu 24 = 8 x 3 time-slicing")
 		w.Says("gpu-2", agenttest.Done(), "research: nvidia.com/gpu 24 = 8 x 3 time-slicing")
 		w.Is(`
-gpu-1  labelled gpuslice.io/profile=research
-gpu-2  labelled gpuslice.io/profile=research
+gpu-1, gpu-2  labelled gpuslice.io/profile=research: begins at once
 00:00:00Z  gpu-1  Asked  waiting for its agent to see the label
 00:00:00Z  gpu-2  Asked  waiting for its agent to see the label
 00:00:01Z  gpu-1  Waiting  AwaitingWindow: research: the next window opens at 2000-01-01 22:00:00Z
@@ -68,8 +67,7 @@ func TestARollOutThatFailsSomewhereSaysWhere(t *testing.T) {
 		w.Says("gpu-2", agenttest.Research(api.PhaseRollingBack, config.ReasonRollingBack, 4), "going back")
 		w.Says("gpu-2", agenttest.Done(), "research: as asked")
 		w.Is(`
-gpu-1  labelled gpuslice.io/profile=research
-gpu-2  labelled gpuslice.io/profile=research
+gpu-1, gpu-2  labelled gpuslice.io/profile=research: begins at once
 00:00:00Z  gpu-1  Asked  waiting for its agent to see the label
 00:00:00Z  gpu-2  Asked  waiting for its agent to see the label
 00:00:01Z  gpu-1  Failed  ImpossibleGeometry: research: GPU 0: none fits
@@ -92,7 +90,7 @@ func TestANodeThatHasTheConfigIsDoneAtOnce(t *testing.T) {
 	inWorld(t, func(w *world) {
 		w.Start(apply("--wait")...)
 		w.Is(`
-gpu-1  has label gpuslice.io/profile=research already
+gpu-1  has label gpuslice.io/profile=research already: Converged: research: as asked
 00:00:00Z  gpu-1  Converged  research: as asked
 profile research: 1 of 1 node converged
 `, 0)
@@ -114,8 +112,8 @@ func TestALabelOnANodeWhoseAgentIsSilent(t *testing.T) {
 		})
 		w.Start(apply()...)
 		w.Is(`
-gpu-1  labelled gpuslice.io/profile=research
-gpu-2  labelled gpuslice.io/profile=research
+gpu-1  labelled gpuslice.io/profile=research: not known: its agent is silent
+gpu-2  labelled gpuslice.io/profile=research: begins at once
 warning: the agent of gpu-1 has said nothing for 20m: kubectl get pods -A -l app.kubernetes.io/name=gpuslice --field-selector spec.nodeName=gpu-1
 to see what the agents do:
   kubectl gpuslice apply -l pool=research --profile research --wait
@@ -247,7 +245,11 @@ func TestApplyAsksAgainForALabelThatIsOlderThanTheAgent(t *testing.T) {
 			inWorld(t, func(w *world) {
 				w.Edit("gpu-1", func(n *corev1.Node) { n.Labels[config.LabelProfile] = "research" })
 				w.Says("gpu-1", agenttest.Research(api.PhaseWaiting, reason, 20), "research: it waits")
+				w.Names["gpu-1"] = api.Answer{HeldUp: "to have it applied: kubectl gpuslice apply …", Reason: config.ReasonOlderRequest}
 				w.Start(apply("--wait")...)
+				if said := w.Said.String(); strings.Contains(said, "held up: OlderRequest") || want != "" && !strings.Contains(said, "not known: its agent judges the change now that you ask for it\n") {
+					t.Errorf("it says %s", said)
+				}
 				if got := w.Node("gpu-1").Annotations[config.AnnotationAllowEviction]; got != want {
 					t.Errorf("annotation %s is %q, want %q", config.AnnotationAllowEviction, got, want)
 				}
@@ -269,8 +271,7 @@ func TestNodesThatGoAreNotWaitedFor(t *testing.T) {
 		w.Create(agenttest.Says(again, agenttest.Done(), "research: as asked"))
 		w.Says("gpu-2", agenttest.Done(), "research: as asked")
 		w.Is(`
-gpu-1  labelled gpuslice.io/profile=research
-gpu-2  labelled gpuslice.io/profile=research
+gpu-1, gpu-2  labelled gpuslice.io/profile=research: begins at once
 00:00:00Z  gpu-1  Asked  waiting for its agent to see the label
 00:00:00Z  gpu-2  Asked  waiting for its agent to see the label
 00:00:00Z  gpu-1  Deleted  the node was deleted, and is not waited for
@@ -326,7 +327,7 @@ func TestCtrlCLeavesTheRollOutRunning(t *testing.T) {
 		w.Says("gpu-1", agenttest.Research(api.PhaseWaiting, config.ReasonAwaitingWindow, 20), "the window opens at noon")
 		w.Stop()
 		w.Is(`
-gpu-1  labelled gpuslice.io/profile=research
+gpu-1  labelled gpuslice.io/profile=research: begins at once
 00:00:00Z  gpu-1  Asked  waiting for its agent to see the label
 00:00:01Z  gpu-1  Waiting  AwaitingWindow: the window opens at noon
 gpu-1: Waiting: AwaitingWindow: the window opens at noon
@@ -406,7 +407,7 @@ func TestWhatTheConditionAloneSaysIsShown(t *testing.T) {
 			agenttest.Concludes(n, api.Status{Reason: config.ReasonJournalUnreadable}, "the journal is of version 9")
 		})
 		w.Is(`
-gpu-1  labelled gpuslice.io/profile=research
+gpu-1  labelled gpuslice.io/profile=research: begins at once
 00:00:00Z  gpu-1  Asked  waiting for its agent to see the label
 00:00:00Z  gpu-1  Waiting  DriverNotLoaded: the driver is not loaded
 00:00:01Z  gpu-1  Applying  Repartitioning: at work
@@ -434,7 +435,7 @@ func TestAConditionWaitsForItsStatus(t *testing.T) {
 		<-time.After(5 * time.Second)
 		w.Says("gpu-1", agenttest.Done(), "research: as asked")
 		w.Is(`
-gpu-1  labelled gpuslice.io/profile=research
+gpu-1  labelled gpuslice.io/profile=research: begins at once
 00:00:00Z  gpu-1  Asked  waiting for its agent to see the label
 00:00:01Z  gpu-1  Draining  Evicting: waiting for pods
 00:00:08Z  gpu-1  Waiting  HostRecordUnavailable: the disk does not answer
@@ -496,7 +497,8 @@ func TestAWriteThatFailsSaysHowManyNodesAreLabelled(t *testing.T) {
 		})
 		w.Start(apply()...)
 		w.Is(`
-gpu-1  labelled gpuslice.io/profile=research
+warning: writing to node gpu-3: connection refused; to remove the request: kubectl annotate node gpu-3 gpuslice.io/preview-
+gpu-1  labelled gpuslice.io/profile=research: begins at once
 gpu-2  was deleted
 error: writing to node gpu-3: connection refused; 1 of 3 nodes have the label; run the same command to go on
 `, 1)
@@ -507,7 +509,7 @@ func TestWithoutWaitItSaysHowToSeeTheRollOut(t *testing.T) {
 	inWorld(t, func(w *world) {
 		w.Start(apply()...)
 		w.Is(`
-gpu-1  labelled gpuslice.io/profile=research
+gpu-1  labelled gpuslice.io/profile=research: begins at once
 to see what the agents do:
   kubectl gpuslice apply -l pool=research --profile research --wait
 `, 0)
@@ -547,7 +549,7 @@ func TestAWaitForTheSameIsOneLine(t *testing.T) {
 		w.Says("gpu-1", agenttest.Research(api.PhaseRollingBack, config.ReasonEvictionBlocked, 9), "going back: PDB web/api")
 		w.Says("gpu-1", agenttest.Done(), "research: as asked")
 		w.Is(`
-gpu-1  labelled gpuslice.io/profile=research
+gpu-1  labelled gpuslice.io/profile=research: begins at once
 00:00:00Z  gpu-1  Asked  waiting for its agent to see the label
 00:00:01Z  gpu-1  Waiting  ConfiguringPlugin: research: waiting for kubelet to show the key
 00:00:03Z  gpu-1  Applying  EvictionBlocked: research: PDB web/api

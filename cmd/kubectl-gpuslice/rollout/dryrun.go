@@ -15,33 +15,45 @@ import (
 	"github.com/gpuslice/gpuslice/cmd/internal/show"
 	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/cluster"
 	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/judge"
-	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain/kube"
 )
 
 // planTime is how long agents have to answer: an agent in the middle of a step, as a reset, answers after that.
 const planTime = 30 * time.Second
 
-// plans are the agents' answers to what a request would do, with what the other nodes and the budgets add to them.
+// plans are the agents' answers to what a request would do, with what the rest of the cluster adds to them.
 type plans struct {
 	*cluster.Inquiry
 	target cluster.Target
+	silent string                     // why agents have not answered
 	ends   map[string]judge.Judgement // of the pods that leave, by the node
 }
 
-// preview prints what the request would do to each node, if the change is allowed to evict what these fields are about.
-func preview(ctx context.Context, client kube.Interface, nodes []corev1.Node, w cluster.Target, allowed []string, out *cli.Printer) error {
-	q, err := cluster.Inquire(ctx, client, nodes, config.Allowance(w.Label, w.Name, allowed...), planTime, out)
+// preview prints what the request would do to each node.
+func (a *application) preview(ctx context.Context, client kube.Interface, nodes []corev1.Node, w cluster.Target, out *cli.Printer) error {
+	p, err := a.ask(ctx, client, nodes, w, planTime, out)
 	if err != nil {
-		return interrupted(ctx, err)
+		return err
 	}
-	p := &plans{Inquiry: q, target: w, ends: map[string]judge.Judgement{}}
 	notes := p.judge(ctx, client)
 	p.print(out)
 	for _, note := range notes {
 		out.Printf("%s\n", note)
 	}
 	return p.conclude(out)
+}
+
+// ask asks the agents of the nodes what the request would do, with all that is allowed for it.
+func (a *application) ask(ctx context.Context, client kube.Interface, nodes []corev1.Node, w cluster.Target, patience time.Duration, out *cli.Printer) (*plans, error) {
+	q, err := cluster.Inquire(ctx, client, nodes, func(n *corev1.Node) string { return a.allowance(n, w) }, patience, out)
+	if ctx.Err() != nil {
+		err = &cli.ExitError{Code: cli.ExitInterrupted, Err: errors.New("interrupted; nothing was labelled")}
+	}
+	silent := fmt.Sprintf("its agent has not answered within %s", patience)
+	if err != nil {
+		silent = fmt.Sprintf("cannot ask the agents: %v", err)
+	}
+	return &plans{Inquiry: q, target: w, silent: silent, ends: map[string]judge.Judgement{}}, err
 }
 
 // judge judges the pods that leave, and returns what a user should know of them. A list that the user has no right to leaves the judgement unknown.
@@ -76,114 +88,103 @@ func (p *plans) judge(ctx context.Context, client kube.Interface) (notes []strin
 	return notes
 }
 
-func interrupted(ctx context.Context, err error) error {
-	if ctx.Err() == nil {
-		return err
+// verdict is the one judgement of the request on the node, which every command says.
+func (p *plans) verdict(a *cluster.Asked) show.Verdict {
+	switch {
+	case a.Lost != "":
+		return show.Unanswered(a.Lost)
+	case a.Answer == nil:
+		return show.Unanswered(p.silent)
 	}
-	return &cli.ExitError{Code: cli.ExitInterrupted, Err: errors.New("interrupted; nothing was labelled")}
+	end := p.ends[a.Name]
+	return show.Judge(a.Answer, end.Stuck, end.Unknown)
 }
 
-// print writes the answers. It joins nodes with the same answer.
-func (p *plans) print(out *cli.Printer) {
-	var order []string
-	same := map[string][]string{}
-	for _, a := range p.Nodes {
-		text := p.describe(a)
-		if same[text] == nil {
-			order = append(order, text)
-		}
-		same[text] = append(same[text], a.Name)
+// said are texts about nodes. Nodes with the same text are joined.
+type said struct {
+	order []string
+	names map[string][]string
+}
+
+func (s *said) add(node, text string) {
+	if s.names == nil {
+		s.names = map[string][]string{}
 	}
-	for _, text := range order {
-		names := same[text]
-		if text == noAnswer {
-			text += cluster.PodsOfAgents(names...)
+	if s.names[text] == nil {
+		s.order = append(s.order, text)
+	}
+	s.names[text] = append(s.names[text], node)
+}
+
+// print writes the names, what is between, and the text.
+func (s *said) print(out *cli.Printer, between string) {
+	for _, text := range s.order {
+		out.Printf("%s%s%s\n", strings.Join(s.names[text], ", "), between, text)
+	}
+}
+
+// print writes the answers.
+func (p *plans) print(out *cli.Printer) {
+	var answers said
+	var silent []string
+	for _, a := range p.Nodes {
+		answers.add(a.Name, p.describe(a))
+		if a.Answer == nil && a.Lost == "" {
+			silent = append(silent, a.Name)
 		}
-		out.Printf("%s: %s\n", strings.Join(names, ", "), text)
+	}
+	answers.print(out, ": ")
+	if len(silent) > 0 {
+		out.Printf("to see whether an agent runs there: %s\n", cluster.PodsOfAgents(silent...))
 	}
 }
 
 // conclude counts the answers. It is an error if a node refuses, would wait or give up, or keeps silent.
 func (p *plans) conclude(out *cli.Printer) error {
-	refused, held, givenUp, unknown, silent, changed := 0, 0, 0, 0, 0, 0
+	changed, nodes := 0, map[show.Ruling]int{}
 	for _, a := range p.Nodes {
 		if a.Answer != nil && len(a.Answer.Steps) > 0 {
 			changed++
 		}
-		switch {
-		case a.Answer == nil:
-			silent++
-		case a.Answer.Refused != "":
-			refused++
-		case a.Answer.HeldUp != "":
-			held++
-		case p.endOf(a).Stuck != "":
-			givenUp++
-		case p.endOf(a).Unknown != "":
-			unknown++
-		}
+		nodes[p.verdict(a).Ruling]++
 	}
 	out.Printf("%s: %d of %s would change; nothing was labelled\n", p.target.Kind(), changed, cli.Counted(len(p.Nodes), "node"))
 	if out.Err != nil {
 		return out.Err
 	}
 	var parts []string
+	worst := show.NothingToDo
 	for _, part := range []struct {
-		nodes int
-		text  string
+		ruling show.Ruling
+		text   string
 	}{
-		{refused, "would be refused by "},
-		{held, "would be held up on "},
-		{givenUp, "would be given up on "},
-		{unknown, "would begin, and perhaps not end, on "},
-		{silent, "is not answered by "},
+		{show.Refused, "would be refused by "},
+		{show.HeldUp, "would be held up on "},
+		{show.GivesUp, "would be given up on "},
+		{show.BeginsUnsure, "would begin, and perhaps not end, on "},
+		{show.NotKnown, "is not answered by "},
 	} {
-		if part.nodes > 0 {
-			parts = append(parts, part.text+cli.Counted(part.nodes, "node"))
+		if n := nodes[part.ruling]; n > 0 {
+			parts, worst = append(parts, part.text+cli.Counted(n, "node")), max(worst, part.ruling)
 		}
 	}
 	if len(parts) == 0 {
 		return nil
 	}
-	err := fmt.Errorf("%s %s", p.target.Kind(), strings.Join(parts, ", "))
-	switch {
-	case silent > 0:
-		return err
-	case refused+held+givenUp == 0:
-		return &cli.ExitError{Code: cli.ExitUnknown, Err: err}
-	}
-	return &cli.ExitError{Code: cli.ExitHeldUp, Err: err}
+	return &cli.ExitError{Code: worst.ExitCode(), Err: fmt.Errorf("%s %s", p.target.Kind(), strings.Join(parts, ", "))}
 }
-
-// endOf says whether a change of the node that begins would end, or be given up.
-func (p *plans) endOf(a *cluster.Asked) judge.Judgement {
-	if a.Answer.Patience <= 0 { // the agent deletes the pods at the end
-		return judge.Judgement{}
-	}
-	return p.ends[a.Name]
-}
-
-// noAnswer describes nodes whose agents have not answered. The command that shows the agents of all these nodes follows it.
-var noAnswer = fmt.Sprintf("no answer within %s; see whether an agent runs there: ", planTime)
 
 // describe says what one node would do, the verdict first.
 func (p *plans) describe(a *cluster.Asked) string {
-	switch {
-	case a.Lost != "":
-		return a.Lost
-	case a.Answer == nil:
-		return noAnswer
-	}
 	verdict := p.verdict(a)
 	switch {
-	case verdict == "":
-		return strings.Join(append([]string{"nothing to do"}, a.Answer.Notes...), "\n      ")
-	case len(a.Answer.Steps) == 0:
-		return verdict
+	case verdict.Ruling == show.NothingToDo:
+		return strings.Join(append([]string{verdict.String()}, a.Answer.Notes...), "\n      ")
+	case a.Answer == nil, len(a.Answer.Steps) == 0:
+		return verdict.String()
 	}
 	var b strings.Builder
-	b.WriteString(verdict)
-	fmt.Fprintf(&b, "\n      %s; %s", cli.Counted(len(a.Answer.Steps)+a.Answer.More, "step"), leavers(a.Answer))
+	fmt.Fprintf(&b, "%s\n      %s; %s", verdict, cli.Counted(len(a.Answer.Steps)+a.Answer.More, "step"), leavers(a.Answer))
 	if a.Answer.Reboot {
 		b.WriteString("; it takes a reboot of the node")
 	}
@@ -203,19 +204,6 @@ func (p *plans) describe(a *cluster.Asked) string {
 		fmt.Fprintf(&b, "\n      and %d more", a.Answer.More)
 	}
 	return b.String()
-}
-
-// verdict is the agent's, with what other nodes and budgets show of the end of the change.
-func (p *plans) verdict(a *cluster.Asked) string {
-	verdict, now := show.Verdict(a.Answer)
-	switch end := p.endOf(a); {
-	case !now:
-	case end.Stuck != "":
-		return show.GivesUp(a.Answer, end.Stuck)
-	case end.Unknown != "" && verdict != "":
-		return show.EndUnknown(verdict, end.Unknown)
-	}
-	return verdict
 }
 
 // leavers names the pods that have to leave.

@@ -8,7 +8,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	k8stesting "k8s.io/client-go/testing"
 
@@ -40,18 +39,18 @@ func TestADryRunPrintsWhatEachNodeWouldDo(t *testing.T) {
 			Asked: []string{"team/a: asked behind the cordon, up to 8h (drain.gradualFor)"},
 		})
 		w.Is(`
-gpu-1, gpu-3: runs at once
+gpu-1, gpu-3: begins at once
       2 steps; no pod has to leave
    1  fence: journal, cordon, taint
    2  GPU 0: turn MIG on
 gpu-2: nothing to do
       the node is cordoned by kubectl; the agent does not lift that cordon
-gpu-4: runs at once: a window is open
+gpu-4: begins at once: a window is open
       41 steps; 9 pods have to leave: team/a, team/b and 7 more; it takes a reboot of the node
       lost for good: pod team/a, which no controller recreates; the files of team/b on emptyDir scratch and 3 more
    1  evict team/a
       and 40 more
-gpu-5: runs at once
+gpu-5: begins at once
       1 step; 1 pod has to leave: team/a
       team/a: asked behind the cordon, up to 8h (drain.gradualFor)
       after it, no whole GPU is left
@@ -73,9 +72,10 @@ func TestADryRunNamesNodesThatRefuseOrDoNotAnswer(t *testing.T) {
 		w.Edit("gpu-4", func(n *corev1.Node) { n.Annotations[config.AnnotationPreview] = "gpuslice.io/profile=other" })
 		w.Is(`
 gpu-1: would be refused: UnknownConfig: there is no research
-gpu-2: no answer within 30s; see whether an agent runs there: kubectl get pods -A -l app.kubernetes.io/name=gpuslice --field-selector spec.nodeName=gpu-2
-gpu-3: the node was deleted
-gpu-4: another user has asked its agent something at the same time; ask again
+gpu-2: not known: its agent has not answered within 30s
+gpu-3: not known: the node was deleted
+gpu-4: not known: another user has asked its agent something at the same time; ask again
+to see whether an agent runs there: kubectl get pods -A -l app.kubernetes.io/name=gpuslice --field-selector spec.nodeName=gpu-2
 profile research: 0 of 4 nodes would change; nothing was labelled
 error: profile research would be refused by 1 node, is not answered by 3 nodes
 `, 1)
@@ -91,7 +91,8 @@ func TestADryRunShowsHowToFindTheAgentsOfSeveralNodes(t *testing.T) {
 	inWorld(t, func(w *world) {
 		w.Start(apply("--dry-run")...)
 		w.Is(`
-gpu-1, gpu-2: no answer within 30s; see whether an agent runs there: kubectl get pods -A -l app.kubernetes.io/name=gpuslice -o wide
+gpu-1, gpu-2: not known: its agent has not answered within 30s
+to see whether an agent runs there: kubectl get pods -A -l app.kubernetes.io/name=gpuslice -o wide
 profile research: 0 of 2 nodes would change; nothing was labelled
 error: profile research is not answered by 2 nodes
 `, 1)
@@ -119,7 +120,7 @@ func TestADryRunEndsByTheVerdict(t *testing.T) {
 		code    int
 		want    []string
 	}{
-		"both at once": {[2]api.Answer{{Steps: steps}, {}}, 0, []string{"gpu-1: runs at once\n", "gpu-2: nothing to do\n"}},
+		"both at once": {[2]api.Answer{{Steps: steps}, {}}, 0, []string{"gpu-1: begins at once\n", "gpu-2: nothing to do\n"}},
 		"one held up": {[2]api.Answer{held, {Steps: steps}}, cli.ExitHeldUp, []string{
 			"gpu-1: would be held up: EvictionBlocked: budget team/x needs 2 healthy pods and has 2\n      1 step; no pod has to leave\n   1  fence",
 			"error: profile research would be held up on 1 node\n",
@@ -150,16 +151,21 @@ func TestADryRunEndsByTheVerdict(t *testing.T) {
 	}
 }
 
-// The verdict has to be the one that the same flags get without --dry-run.
+// The verdict has to be the one that the same flags get without --dry-run, which adds to what is allowed already.
 func TestADryRunAsksForWhatTheFlagsAllow(t *testing.T) {
 	flags := []string{"--force-unmanaged", "--delete-emptydir-data"}
 	for name, c := range map[string]struct {
-		args []string
-		asks string
+		args    []string
+		already string // what the node allows
+		asks    string
 	}{
-		"apply":                        {apply(append(flags, "--dry-run")...), request + " unmanagedPods emptyDir"},
-		"plan":                         {append([]string{"plan", "gpu-1", "--profile", "research"}, flags[0]), request + " unmanagedPods"},
-		"plan for what is asked of it": {append([]string{"plan", "gpu-2"}, flags[1]), request + " emptyDir"},
+		"apply":                        {apply(append(flags, "--dry-run")...), "", request + " unmanagedPods emptyDir"},
+		"plan":                         {append([]string{"plan", "gpu-1", "--profile", "research"}, flags[0]), "", request + " unmanagedPods"},
+		"plan for what is asked of it": {append([]string{"plan", "gpu-2"}, flags[1]), "", request + " emptyDir"},
+		"the other flag, before":       {apply(flags[0], "--dry-run"), request + " emptyDir", request + " unmanagedPods emptyDir"},
+		"a flag, before":               {apply("--dry-run"), request + " emptyDir", request + " emptyDir"},
+		"a flag, for another config":   {apply(flags[0], "--dry-run"), config.LabelProfile + "=other emptyDir", request + " unmanagedPods"},
+		"plan of both in turn":         {append([]string{"plan", "gpu-2"}, flags[1]), request + " unmanagedPods", request + " unmanagedPods emptyDir"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			node := c.args[1]
@@ -167,6 +173,9 @@ func TestADryRunAsksForWhatTheFlagsAllow(t *testing.T) {
 				node = "gpu-1"
 			}
 			n := agenttest.GPUNode(node)
+			if c.already != "" {
+				n.Annotations[config.AnnotationAllowEviction] = c.already
+			}
 			if node == "gpu-2" {
 				n.Labels[config.LabelProfile] = "research"
 			}
@@ -185,21 +194,13 @@ func TestADryRunAsksForWhatTheFlagsAllow(t *testing.T) {
 // A pod that never leaves has the change given up after a time: that is the verdict, in place of the agent's, which sees one node alone.
 func TestADryRunGivesUpWhereABudgetKeepsAPodForGood(t *testing.T) {
 	inWorld(t, func(w *world) {
-		w.RunsOn("gpu-1", "a", "app", "x")
-		w.RunsOn("gpu-1", "b", "app", "x")
-		if _, err := w.Client.PolicyV1().PodDisruptionBudgets("team").Create(t.Context(), &policyv1.PodDisruptionBudget{
-			ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "x"},
-			Spec:       policyv1.PodDisruptionBudgetSpec{Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "x"}}},
-			Status:     policyv1.PodDisruptionBudgetStatus{DisruptionsAllowed: 1, CurrentHealthy: 2, DesiredHealthy: 1},
-		}, metav1.CreateOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		keepsOne(w)
 		for patience, want := range map[time.Duration]struct {
 			verdict string
 			code    int
 		}{
 			time.Hour: {"gpu-1: would give up after 1h: budget team/x lets 1 of 2 pods go, and stays in the way then", cli.ExitHeldUp},
-			0:         {"gpu-1: runs at once\n", 0}, // the agent deletes them in the end
+			0:         {"gpu-1: begins at once\n", 0}, // the agent deletes them in the end
 		} {
 			w.Start("plan", "gpu-1", "--profile", "research")
 			w.Answers("gpu-1", api.Answer{Steps: []string{"evict"}, Pods: []string{"team/a", "team/b"}, Patience: api.Duration(patience)})

@@ -202,6 +202,18 @@ func (f *followed) state() string {
 	return cmp.Or(string(f.phase), "Asked")
 }
 
+// soFar says in a line how far the node is.
+func (f *followed) soFar() string {
+	switch {
+	case f.stage == failed, f.stage == pending && f.reason == "":
+		return f.words()
+	case f.stage == pending && f.phase == api.PhaseWaiting:
+		return "held up: " + f.words()
+	default:
+		return f.state() + ": " + f.words()
+	}
+}
+
 // words says why, with the reason if the state does not say that.
 func (f *followed) words() string {
 	if f.reason == "" || string(f.reason) == f.state() {

@@ -21,8 +21,8 @@ func Plan(o *cluster.Options) *cobra.Command {
 		Long: `Asks the agent of each node for its plan: its steps, which pods would have to leave and when, whether they fit on other nodes, and which
 budgets stand in the way. Without a name, the plan is for what the node's labels request already. It is apply --dry-run by another name.
 
-The answer for a node begins with its agent's verdict: runs at once, begins and may not end, would be held up, would give up after a time, or would
-be refused.
+The first line for a node is the verdict of its agent and of the rest of the cluster: begins at once, begins and may not end, would be held up, would
+give up after a time, or would be refused.
 
 Exit codes: 0 each node would begin at once, or has nothing to do; 4 one would refuse, be held up or give up; 5 one would begin, and it is not known
 whether it ends; 1 an agent does not answer, or something else went wrong; 130 interrupted.`,
@@ -45,7 +45,7 @@ whether it ends; 1 an agent does not answer, or something else went wrong; 130 i
 				if err := checkLabelPrecedence(nodes, w); err != nil {
 					return err
 				}
-				return preview(cmd.Context(), client, nodes, w, a.allowed(), out)
+				return a.preview(cmd.Context(), client, nodes, w, out)
 			}
 			groups, err := byTarget(nodes)
 			if err != nil {
@@ -53,7 +53,7 @@ whether it ends; 1 an agent does not answer, or something else went wrong; 130 i
 			}
 			var worst error
 			for _, g := range groups {
-				err := preview(cmd.Context(), client, g.nodes, g.target, a.allowed(), out)
+				err := a.preview(cmd.Context(), client, g.nodes, g.target, out)
 				if code := cli.ExitCode(err); code != 0 && code != cli.ExitHeldUp && code != cli.ExitUnknown {
 					return err
 				} else if worst == nil || code == cli.ExitHeldUp {

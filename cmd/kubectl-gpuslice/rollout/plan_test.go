@@ -22,8 +22,8 @@ func TestAPlanIsForWhatTheLabelsAsk(t *testing.T) {
 		w.Answers("gpu-1", api.Answer{})
 		w.Is("\ngpu-1: nothing to do\nMIG config all-1g.10gb: 0 of 1 node would change; nothing was labelled\n", 0)
 		w.Start("plan", "gpu-2", "--profile", "research")
-		w.Answers("gpu-2", api.Answer{Refused: "there is no research"})
-		if said, code := w.Ended(); code != cli.ExitHeldUp || !strings.Contains(said, "gpu-2: would be refused: there is no research") {
+		w.Answers("gpu-2", api.Answer{Refused: "there is no research", Reason: config.ReasonUnknownConfig})
+		if said, code := w.Ended(); code != cli.ExitHeldUp || !strings.Contains(said, "gpu-2: would be refused: UnknownConfig: there is no research") {
 			t.Errorf("exit code %d: %s", code, said)
 		}
 		if said, code := w.Run("plan", "gpu-2"); code != 1 || !strings.Contains(said, "the labels of gpu-2 request nothing") {

@@ -123,7 +123,7 @@ func (r *recovery) run(ctx context.Context, client kube.Interface, node corev1.N
 
 // diagnose asks the agent for its diagnosis.
 func (r *recovery) diagnose(ctx context.Context, client kube.Interface, node corev1.Node, out *cli.Printer) (*api.Diagnosis, error) {
-	q, err := cluster.Inquire(ctx, client, []corev1.Node{node}, config.RequestDiagnosis, planTime, out)
+	q, err := cluster.Inquire(ctx, client, []corev1.Node{node}, cluster.Of(config.RequestDiagnosis), planTime, out)
 	switch a := asked(q); {
 	case err != nil && ctx.Err() != nil:
 		return nil, &cli.ExitError{Code: cli.ExitInterrupted, Err: errors.New("interrupted")}

@@ -6,50 +6,130 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/watch"
 	k8stesting "k8s.io/client-go/testing"
 
 	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/cmd/internal/cli"
 	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/features"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/test/agenttest"
 )
 
-// Who labels a node that may not begin reads why, and what to do.
-func TestANodeThatIsHeldUpIsSaidAtOnce(t *testing.T) {
-	inWorld(t, func(w *world) {
-		w.Start(apply()...)
-		w.Says("gpu-1", agenttest.Research(api.PhaseWaiting, config.ReasonHeld, 0), "changes nothing until annotation gpuslice.io/hold is removed; to go on: kubectl annotate node gpu-1 gpuslice.io/hold-")
-		w.Says("gpu-2", agenttest.Research(api.PhaseDraining, config.ReasonFencing, 9), "on its way")
-		w.Is(`
-gpu-1  labelled gpuslice.io/profile=research
-gpu-2  labelled gpuslice.io/profile=research
-gpu-1  held up: Held: changes nothing until annotation gpuslice.io/hold is removed; to go on: kubectl annotate node gpu-1 gpuslice.io/hold-
-to see what the agents do:
-  kubectl gpuslice apply -l pool=research --profile research --wait
-`, 0)
-	}, agenttest.GPU("gpu-1"), agenttest.GPU("gpu-2"))
+// Who labels a node reads what becomes of it, in the words of plan: nothing is said that has not been judged.
+func TestALabelledNodeHasTheVerdictOfItsPlan(t *testing.T) {
+	steps, pods := []string{"fence: journal, cordon, taint"}, []string{"team/a", "team/b"}
+	for name, row := range map[string]struct {
+		answer   api.Answer
+		plan     string
+		labelled string
+		planned  int // exit code of plan
+		code     int // of apply
+	}{
+		"at once":   {api.Answer{Steps: steps}, "begins at once", "begins at once", 0, 0},
+		"a slot":    {api.Answer{Steps: steps, Runs: "when a slot is free"}, "begins when a slot is free", "begins when a slot is free", 0, 0},
+		"no change": {api.Answer{Notes: []string{"a note"}}, "nothing to do\n", "nothing to do", 0, 0},
+		"a hold": {
+			api.Answer{Steps: steps, Runs: "only after it", HeldUp: "to go on: kubectl annotate node gpu-1 gpuslice.io/hold-; it is held", Reason: config.ReasonHeld},
+			"would be held up: Held: to go on: kubectl annotate node gpu-1 gpuslice.io/hold-; it is held", "held up: Held: to go on: kubectl annotate node gpu-1 gpuslice.io/hold-; it is held", cli.ExitHeldUp, 0,
+		},
+		"a name that the node does not have": {
+			api.Answer{Refused: "there is no research", Reason: config.ReasonUnknownConfig},
+			"would be refused: UnknownConfig: there is no research", "refused: UnknownConfig: there is no research", cli.ExitHeldUp, 1,
+		},
+		"a budget that stays in the way": {
+			api.Answer{Steps: steps, Pods: pods, Patience: api.Duration(time.Hour)},
+			"would give up after 1h: budget team/x lets 1 of 2 pods go, and stays in the way then", "would give up after 1h: budget team/x lets 1 of 2 pods go, and stays in the way then", cli.ExitHeldUp, 0,
+		},
+		"pods that are not named": {
+			api.Answer{Steps: steps, Pods: []string{"team/a"}, MorePods: 1, Patience: api.Duration(time.Hour)},
+			"begins at once; whether it ends is not known: whether 1 pod more would", "begins at once; whether it ends is not known: whether 1 pod more would", cli.ExitUnknown, 0,
+		},
+		"silence": {api.Answer{For: agenttest.KeepsSilent}, "not known: its agent has not answered within 30s", "not known: its agent has not answered within 5s", 1, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inWorld(t, func(w *world) {
+				keepsOne(w)
+				w.Names["gpu-1"] = row.answer
+				w.Start("plan", "-l", "pool=research", "--profile", "research")
+				if row.answer.For != agenttest.KeepsSilent {
+					w.Answers("gpu-1", row.answer)
+				}
+				w.Answers("gpu-2", api.Answer{Steps: steps, Runs: "at the end"})
+				if said, code := w.Ended(); !strings.HasPrefix(said, "gpu-1: "+row.plan) || code != row.planned {
+					t.Errorf("plan ends with %d, want %d and %q:\n%s", code, row.planned, row.plan, said)
+				}
+				w.Names["gpu-2"] = api.Answer{Steps: steps, Runs: "at the end"}
+				said, code := w.Run(apply()...)
+				if !strings.HasPrefix(said, "gpu-1  labelled gpuslice.io/profile=research: "+row.labelled) || code != row.code {
+					t.Errorf("apply ends with %d, want %d and %q:\n%s", code, row.code, row.labelled, said)
+				}
+				if strings.Count(said, "gpu-1  ") != 1 || !strings.Contains(said, "gpu-2  labelled gpuslice.io/profile=research: begins at the end\n") {
+					t.Errorf("not one line for each node:\n%s", said)
+				}
+				if refused := "error: profile research refused by 1 node; to take the label back:\n  kubectl gpuslice apply gpu-1 --none\n"; strings.Contains(said, refused) != (row.code == 1) {
+					t.Errorf("want %q:\n%s", refused, said)
+				}
+			}, agenttest.GPU("gpu-1"), agenttest.GPU("gpu-2"))
+			inWorld(t, func(w *world) {
+				keepsOne(w)
+				w.Names["gpu-1"] = row.answer
+				w.Names["gpu-2"] = api.Answer{Steps: steps}
+				w.Start(apply("--wait")...)
+				if <-time.After(foreseeTime + time.Second); !strings.Contains(w.Said.String(), "  labelled gpuslice.io/profile=research: "+row.labelled) {
+					t.Errorf("with --wait it says\n%s", w.Said)
+				}
+				w.Stop()
+				w.Ended()
+			}, agenttest.GPU("gpu-1"), agenttest.GPU("gpu-2"))
+		})
+	}
 }
 
-func TestANameThatANodeDoesNotHaveIsSaidAtOnce(t *testing.T) {
-	inWorld(t, func(w *world) {
-		began := time.Now()
-		w.Start(apply()...)
-		stalled := agenttest.Research(api.PhaseStalled, config.ReasonUnknownConfig, 0)
-		w.Says("gpu-1", stalled, "no profile is named research; did you mean researcher?")
-		w.Says("gpu-2", agenttest.Research(api.PhaseDraining, config.ReasonFencing, 9), "on its way")
-		if said, code := w.Ended(); code != 1 || !strings.Contains(said, "gpu-1  UnknownConfig: no profile is named research; did you mean researcher?\n") ||
-			!strings.Contains(said, "error: profile research refused by 1 node; to take the label back:\n  kubectl gpuslice apply gpu-1 --none\n") ||
-			strings.Contains(said, "gpu-2  Fencing") {
-			t.Errorf("exit code %d: %s", code, said)
-		}
-		if took := time.Since(began); took > refusalTime {
-			t.Errorf("it took %s", took)
-		}
-	}, agenttest.GPU("gpu-1"), agenttest.GPU("gpu-2"))
+// keepsOne has the pods a and b on gpu-1, and a budget that keeps one of them, which fits on no other node.
+func keepsOne(w *world) {
+	w.T.Helper()
+	w.RunsOn("gpu-1", "a", "app", "x")
+	w.RunsOn("gpu-1", "b", "app", "x")
+	if _, err := w.Client.PolicyV1().PodDisruptionBudgets("team").Create(w.T.Context(), &policyv1.PodDisruptionBudget{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "x"},
+		Spec:       policyv1.PodDisruptionBudgetSpec{Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "x"}}},
+		Status:     policyv1.PodDisruptionBudgetStatus{DisruptionsAllowed: 1, CurrentHealthy: 2, DesiredHealthy: 1},
+	}, metav1.CreateOptions{}); err != nil {
+		w.T.Fatal(err)
+	}
+}
+
+// A node that has the label already is not asked: its report says how far it is.
+func TestANodeWithTheLabelIsAsItsReportSays(t *testing.T) {
+	for want, row := range map[string]struct {
+		status  api.Status
+		message string
+		code    int
+	}{
+		"held up: Held: to go on: remove it":     {agenttest.Research(api.PhaseWaiting, config.ReasonHeld, 9), "to go on: remove it", 0},
+		"Draining: Evicting: waiting for team/a": {agenttest.Research(api.PhaseDraining, config.ReasonEvicting, 9), "waiting for team/a", 0},
+		"Converged: as asked":                    {agenttest.Done(), "as asked", 0},
+		"UnknownConfig: there is no research":    {agenttest.Research(api.PhaseStalled, config.ReasonUnknownConfig, 0), "there is no research", 1},
+		"waiting for its agent to see the label": {api.Status{Phase: api.PhaseIdle, Reason: config.ReasonNotRequested}, "no config is asked for", 0},
+	} {
+		inWorld(t, func(w *world) {
+			w.Edit("gpu-1", func(n *corev1.Node) { n.Labels[config.LabelProfile] = "research" })
+			w.Says("gpu-1", row.status, row.message)
+			said, code := w.Run(apply()...)
+			if line, _, _ := strings.Cut(said, "\n"); line != "gpu-1  has label gpuslice.io/profile=research already: "+want || code != row.code {
+				t.Errorf("want %q, exit code %d, got %d:\n%s", want, row.code, code, said)
+			}
+			if got := w.Asked(); got["patch nodes"] != 0 {
+				t.Errorf("it writes: %v", got)
+			}
+		}, agenttest.GPU("gpu-1"))
+	}
 }
 
 // A name with a slip of the pen is labelled nowhere: the agents, who know the catalog, are asked first.
@@ -61,23 +141,22 @@ func TestWhatAllAgentsWouldRefuseIsNotLabelled(t *testing.T) {
 		labelled bool
 	}{
 		"by any of them": {map[string]api.Answer{"gpu-1": unknown, "gpu-2": unknown, "gpu-3": unknown}, `
-gpu-1  UnknownConfig: no profile or MIG config is named "research": did you mean researcher?
-gpu-2  UnknownConfig: no profile or MIG config is named "research": did you mean researcher?
-gpu-3  UnknownConfig: no profile or MIG config is named "research": did you mean researcher?
+gpu-1, gpu-2, gpu-3: would be refused: UnknownConfig: no profile or MIG config is named "research": did you mean researcher?
 error: profile research would be refused by 3 nodes, and nothing was labelled
 `, false},
 		"since the catalog is broken": {map[string]api.Answer{
 			"gpu-1": {For: agenttest.KeepsSilent}, "gpu-2": {Refused: "line 3: a tab", Reason: config.ReasonInvalidCatalog}, "gpu-3": {For: agenttest.KeepsSilent},
 		}, `
-gpu-2  InvalidCatalog: line 3: a tab
+gpu-2: would be refused: InvalidCatalog: line 3: a tab
 error: profile research would be refused by 1 node, and nothing was labelled
 `, false},
-		"as GPUs of another model do":  {map[string]api.Answer{"gpu-2": unknown}, "\ngpu-1  labelled", true},
-		"as another of the same model": {map[string]api.Answer{"gpu-1": unknown, "gpu-2": unknown}, "\ngpu-1  labelled", true},
-		"but for what may pass":        {map[string]api.Answer{"gpu-1": {Refused: "the API server is away"}, "gpu-2": {HeldUp: "held", Reason: config.ReasonHeld}}, "\ngpu-1  labelled", true},
+		"as GPUs of another model do":  {map[string]api.Answer{"gpu-2": unknown}, "\ngpu-1, gpu-3  labelled", true},
+		"as another of the same model": {map[string]api.Answer{"gpu-1": unknown, "gpu-2": unknown}, "\ngpu-1, gpu-2  labelled", true},
+		"but for what may pass":        {map[string]api.Answer{"gpu-1": {Refused: "the API server is away"}, "gpu-2": {HeldUp: "held", Reason: config.ReasonHeld}}, "\ngpu-1  labelled gpuslice.io/profile=research: not known: the API server is away\n", true},
 		"as far as agents answer": {map[string]api.Answer{"gpu-1": {For: agenttest.KeepsSilent}, "gpu-2": {For: agenttest.KeepsSilent}}, `
-no agent has said within 5s whether it would refuse profile research; it is labelled nevertheless
-gpu-1  labelled`, true},
+gpu-1, gpu-2  labelled gpuslice.io/profile=research: not known: its agent has not answered within 5s
+gpu-3  labelled gpuslice.io/profile=research: begins at once
+`, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			l4 := func() *corev1.Node {
@@ -102,7 +181,7 @@ gpu-1  labelled`, true},
 			w.Client.PrependReactor("patch", "nodes", func(k8stesting.Action) (bool, runtime.Object, error) {
 				return true, nil, apierrors.NewForbidden(schema.GroupResource{Resource: "nodes"}, "gpu-1", nil)
 			})
-			if said, code := w.Run(apply()...); code != 1 || !strings.Contains(said, "is forbidden") || !strings.HasSuffix(said, "; nothing was labelled\n") || strings.Contains(said, "nevertheless") {
+			if said, code := w.Run(apply()...); code != 1 || !strings.Contains(said, "is forbidden") || !strings.HasSuffix(said, "; nothing was labelled\n") {
 				t.Errorf("exit code %d: %s", code, said)
 			}
 		}, agenttest.GPU("gpu-1"))
@@ -114,28 +193,24 @@ gpu-1  labelled`, true},
 			})
 			w.Names = map[string]api.Answer{"gpu-1": {For: agenttest.KeepsSilent}} // an answer may come before the watch is refused
 			said, code := w.Run(apply()...)
-			if code != 0 || !strings.Contains(said, "no agent has said whether it would refuse profile research: watching nodes: nodes is forbidden") || !strings.Contains(said, "gpu-1  labelled") {
+			if code != 0 || !strings.HasPrefix(said, "gpu-1  labelled gpuslice.io/profile=research: not known: cannot ask the agents: watching nodes: nodes is forbidden") {
 				t.Errorf("exit code %d: %s", code, said)
 			}
 		}, agenttest.GPU("gpu-1"))
 	})
 }
 
-// Where the nodes have the same GPUs, one agent answers for all whether it would refuse.
-func TestOneAgentIsAskedWhetherFiftyWouldRefuse(t *testing.T) {
-	nodes, _ := agenttest.Fifty()
-	nodes = append(nodes, func() *corev1.Node {
-		n := agenttest.GPUNode("gpu-50")
-		n.Labels[features.LabelProduct] = "NVIDIA-L4"
-		return n
-	})
+// Each agent is asked once, and the answers of all are one line if they are the same.
+func TestFiftyAgentsAreAskedAtATimeAndAnswerInOneLine(t *testing.T) {
+	nodes, names := agenttest.Fifty()
 	inWorld(t, func(w *world) {
 		w.Client.ClearActions()
-		w.Start(apply("--wait")...)
-		if got := w.Asked(); got["patch nodes"] != 51+2*2 {
+		said, code := w.Run(apply()...)
+		if want := strings.Join(names, ", ") + "  labelled gpuslice.io/profile=research: begins at once\n"; !strings.HasPrefix(said, want) || code != 0 {
+			t.Errorf("exit code %d, want %s:\n%s", code, want, said)
+		}
+		if got := w.Asked(); got["patch nodes"] != 3*50 || got["list pods"] != 0 || got["list nodes"] > 3 {
 			t.Errorf("%v", got)
 		}
-		w.Stop()
-		w.Ended()
 	}, nodes...)
 }

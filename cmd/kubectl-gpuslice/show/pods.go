@@ -67,7 +67,7 @@ func (s *statusRequest) askAgents(ctx context.Context, client kube.Interface, no
 		}
 	}
 	said = map[string]*cluster.Asked{}
-	q, err := cluster.Inquire(ctx, client, asked, config.RequestDiagnosis, viewTime, &cli.Printer{W: io.Discard}) // a request that stays on a node does no harm
+	q, err := cluster.Inquire(ctx, client, asked, cluster.Of(config.RequestDiagnosis), viewTime, &cli.Printer{W: io.Discard}) // a request that stays on a node does no harm
 	for _, a := range q.Nodes {
 		said[a.Name] = a
 	}

@@ -251,7 +251,7 @@ func TestWhatOthersWroteOnANodeMovesNoCursor(t *testing.T) {
 			t.Errorf("raw %q", r)
 		}
 	}
-	top := &cluster.Inquiry{Request: config.RequestTop, Nodes: []*cluster.Asked{{Identity: cluster.Identify(n), Answer: &api.Answer{MoreUses: -1, Uses: []api.Use{
+	top := &cluster.Inquiry{Nodes: []*cluster.Asked{{Identity: cluster.Identify(n), Answer: &api.Answer{MoreUses: -1, Uses: []api.Use{
 		{Namespace: hostile, Pod: hostile, GPU: -1 << 60, UUID: hostile, Instance: hostile, MemoryMiB: 1 << 62, TotalMiB: 1, UsedMiB: -1 << 62, Unknown: hostile},
 	}}}}}
 	screen, err := (&topRequest{format: formatWide}).text(usesOf(top), paper{now: time.Now()})

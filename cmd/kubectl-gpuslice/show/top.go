@@ -101,7 +101,7 @@ type uses struct {
 
 // print asks the agents, and writes their answers. It is an error if none answers.
 func (r *topRequest) print(ctx context.Context, client kube.Interface, nodes []corev1.Node, w io.Writer) error {
-	q, err := cluster.Inquire(ctx, client, nodes, config.RequestTop, viewTime, &cli.Printer{W: io.Discard}) // a request that stays on a node does no harm
+	q, err := cluster.Inquire(ctx, client, nodes, cluster.Of(config.RequestTop), viewTime, &cli.Printer{W: io.Discard}) // a request that stays on a node does no harm
 	switch {
 	case ctx.Err() != nil:
 		return &cli.ExitError{Code: cli.ExitInterrupted, Err: errors.New("interrupted")}
