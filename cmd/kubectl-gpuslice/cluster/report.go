@@ -8,10 +8,12 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/duration"
 
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/config/sanitize"
+	"github.com/gpuslice/gpuslice/drain/managed"
 )
 
 // LongestWord bounds the characters of a phase or reason; the longest have some 20. It bounds a hold's text too, which the node's condition has as a whole.
@@ -153,6 +155,28 @@ func (r Report) Phase() api.Phase {
 	default:
 		return ""
 	}
+}
+
+// CordonOf returns the node's cordon, unless it is of a change that is under way; nil if there is none.
+func CordonOf(n *corev1.Node) *api.CordonSeen {
+	who, since, cordoned := managed.Cordoner(n)
+	_, changes := n.Annotations[config.AnnotationJournal]
+	if !cordoned || changes && (who == "" || who == config.FieldManager) {
+		return nil
+	}
+	return &api.CordonSeen{By: sanitize.Cut(who, LongestWord), Ours: who == config.FieldManager, Since: since.UTC()}
+}
+
+// Cordoned says who has cordoned a node, and how long ago if now is not zero.
+func Cordoned(c *api.CordonSeen, now time.Time) string {
+	said := "cordoned"
+	if c.By != "" {
+		said += " by " + c.By
+	}
+	if !c.Since.IsZero() && !now.IsZero() {
+		said += " " + duration.HumanDuration(max(0, now.Sub(c.Since)))
+	}
+	return said
 }
 
 // PodsOfAgents is a command that shows the pods of the agents: of one node, or of all nodes with their names.

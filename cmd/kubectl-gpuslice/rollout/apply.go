@@ -238,7 +238,11 @@ func (a *application) label(ctx context.Context, client kube.Interface, nodes []
 			if verdict.Ruling == show.Refused {
 				refused = append(refused, n.Name)
 			}
-			lines.add(n.Name, fmt.Sprintf("labelled %s: %s", w, verdict.Labelled()))
+			text := fmt.Sprintf("labelled %s: %s", w, verdict.Labelled())
+			if by := cluster.CordonOf(n); by != nil {
+				text += "; the node is " + cluster.Cordoned(by, time.Time{})
+			}
+			lines.add(n.Name, text)
 			asked = append(asked, waitFor(after, w, n.Labels[w.Label] != w.Name, now))
 		}
 	}

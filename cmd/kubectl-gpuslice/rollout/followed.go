@@ -42,6 +42,7 @@ type followed struct {
 	message  string
 	blockers []string
 	percent  int
+	cordon   *api.CordonSeen // by a user or another tool
 }
 
 // waitFor begins to wait for the node. The caller has set the label.
@@ -62,7 +63,7 @@ func (f *followed) see(n *corev1.Node, now time.Time) {
 	}
 	t := cluster.ReportOf(n)
 	before := f.last
-	f.last = t
+	f.last, f.cordon = t, cluster.CordonOf(n)
 	if !t.Same(before) {
 		f.heard = now
 	}

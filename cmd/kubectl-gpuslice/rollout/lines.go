@@ -6,6 +6,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/cmd/internal/cli"
+	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/cluster"
 )
 
 // lines shows a roll-out without a terminal: a line when a node has another reason, or is done.
@@ -44,5 +45,11 @@ func news(f *followed) string {
 	}
 }
 
-// sentence describes a node in one line.
-func sentence(f *followed) string { return fmt.Sprintf("%s  %s  %s", f.Name, f.state(), f.words()) }
+// sentence describes a node in one line. It says of a node that is done whether something still keeps pods off it.
+func sentence(f *followed) string {
+	state := f.state()
+	if f.stage == converged && f.cordon != nil {
+		state += ", " + cluster.Cordoned(f.cordon, time.Now())
+	}
+	return fmt.Sprintf("%s  %s  %s", f.Name, state, f.words())
+}

@@ -132,6 +132,28 @@ func TestANodeWithTheLabelIsAsItsReportSays(t *testing.T) {
 	}
 }
 
+// A node that takes no pods after the change is named, as by status and plan.
+func TestANodeThatSomeoneElseHasCordonedIsNamed(t *testing.T) {
+	cordoned := func() *corev1.Node { // by the test's client, as which the API server has unknown
+		n := agenttest.GPUNode("gpu-1")
+		n.Spec.Unschedulable = true
+		return n
+	}
+	inWorld(t, func(w *world) {
+		w.Start(apply("--wait")...)
+		w.Says("gpu-1", agenttest.Done(), "research: as asked")
+		said, code := w.Ended()
+		for _, want := range []string{
+			"gpu-1  labelled gpuslice.io/profile=research: begins at once; the node is cordoned by unknown\n",
+			"  gpu-1  Converged, cordoned by unknown 0s  research: as asked\n",
+		} {
+			if !strings.Contains(said, want) || code != 0 {
+				t.Errorf("exit code %d, want %q:\n%s", code, want, said)
+			}
+		}
+	}, cordoned)
+}
+
 // A name with a slip of the pen is labelled nowhere: the agents, who know the catalog, are asked first.
 func TestWhatAllAgentsWouldRefuseIsNotLabelled(t *testing.T) {
 	unknown := api.Answer{Refused: `no profile or MIG config is named "research": did you mean researcher?`, Reason: config.ReasonUnknownConfig}

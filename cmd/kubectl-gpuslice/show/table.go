@@ -138,11 +138,7 @@ func reason(v *nodeView, p paper) string {
 	if v.Cordon == nil {
 		return said
 	}
-	said += ", cordoned"
-	if v.Cordon.By != "" {
-		said += " by " + v.Cordon.By
-	}
-	return strings.TrimSuffix(said+" "+age(v.Cordon.Since, p.now), " ")
+	return said + ", " + cluster.Cordoned(v.Cordon, p.now)
 }
 
 // silences names the agents that are silent, in lines for below the table; empty if none is.

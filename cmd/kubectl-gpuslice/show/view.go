@@ -13,7 +13,6 @@ import (
 	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/cluster"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/config/sanitize"
-	"github.com/gpuslice/gpuslice/drain/managed"
 )
 
 const (
@@ -106,7 +105,7 @@ func viewOf(n *corev1.Node, now time.Time) nodeView {
 		why = sanitize.Message(why, cluster.LongestWord)
 		v.Held = &why
 	}
-	v.Cordon = cordonOf(n)
+	v.Cordon = cluster.CordonOf(n)
 	for _, c := range n.Status.Conditions {
 		if c.Type == config.ConditionGPUUnhealthy {
 			v.Health = &healthView{c.Status, sanitize.Cut(c.Reason, cluster.LongestWord), sanitize.Message(c.Message, sanitize.Longest)}
@@ -118,16 +117,6 @@ func viewOf(n *corev1.Node, now time.Time) nodeView {
 		v.GPUs = append(v.GPUs, gpu)
 	}
 	return v
-}
-
-// cordonOf returns the node's cordon, unless it is of a change that is under way.
-func cordonOf(n *corev1.Node) *api.CordonSeen {
-	who, since, cordoned := managed.Cordoner(n)
-	_, changes := n.Annotations[config.AnnotationJournal]
-	if !cordoned || changes && (who == "" || who == config.FieldManager) {
-		return nil
-	}
-	return &api.CordonSeen{By: sanitize.Cut(who, cluster.LongestWord), Ours: who == config.FieldManager, Since: since.UTC()}
 }
 
 func viewOfGPU(g api.StatusGPU) gpuView {
