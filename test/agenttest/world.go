@@ -347,6 +347,9 @@ func (w *World) AnswersAtOnce(a k8stesting.Action) (bool, runtime.Object, error)
 	}
 	request := asks.Metadata.Annotations[config.AnnotationPreview]
 	given, special := w.Names[patch.GetName()]
+	if request != nil && given.Reason == config.ReasonOlderRequest && strings.HasSuffix(*request, config.AskedAgain) {
+		given, special = api.Answer{}, false
+	}
 	switch {
 	case request == nil, given.For == KeepsSilent:
 		return false, nil, nil

@@ -267,13 +267,22 @@ func waitsForUser(n *corev1.Node) bool {
 }
 
 // allowance is what the node's annotation says of the request once this command has written it: what the flags allow, and what is allowed for the same request
-// already, since each report advises the next flag. The agent is asked by the same text.
+// already, since each report advises the next flag.
 func (a *application) allowance(n *corev1.Node, w cluster.Target) string {
 	all := *a
 	if asked, already, _ := config.ParseAllowance(n.Annotations[config.AnnotationAllowEviction]); asked == w.String() {
 		all.unmanaged, all.emptyDir = a.unmanaged || already.UnmanagedPods != "", a.emptyDir || already.EmptyDir != ""
 	}
 	return config.Allowance(w.Label, w.Name, all.allowed()...)
+}
+
+// question asks the agent of the node what the request would do. Plan without a name requests nothing itself.
+func (a *application) question(n *corev1.Node, w cluster.Target) string {
+	text := a.allowance(n, w)
+	if a.profile+a.migConfig+a.pluginConfig != "" && waitsForUser(n) {
+		text += " " + config.AskedAgain
+	}
+	return text
 }
 
 // change requests the config: it sets the label and, in the same write, the annotation with the allowed evictions. It sets that annotation also for a label

@@ -247,7 +247,7 @@ func TestApplyAsksAgainForALabelThatIsOlderThanTheAgent(t *testing.T) {
 				w.Says("gpu-1", agenttest.Research(api.PhaseWaiting, reason, 20), "research: it waits")
 				w.Names["gpu-1"] = api.Answer{HeldUp: "to have it applied: kubectl gpuslice apply …", Reason: config.ReasonOlderRequest}
 				w.Start(apply("--wait")...)
-				if said := w.Said.String(); strings.Contains(said, "held up: OlderRequest") || want != "" && !strings.Contains(said, "not known: its agent judges the change now that you ask for it\n") {
+				if said := w.Said.String(); strings.Contains(said, "held up: OlderRequest") || want != "" && !strings.Contains(said, "begins at once\n") {
 					t.Errorf("it says %s", said)
 				}
 				if got := w.Node("gpu-1").Annotations[config.AnnotationAllowEviction]; got != want {

@@ -45,7 +45,7 @@ func (a *application) preview(ctx context.Context, client kube.Interface, nodes 
 
 // ask asks the agents of the nodes what the request would do, with all that is allowed for it.
 func (a *application) ask(ctx context.Context, client kube.Interface, nodes []corev1.Node, w cluster.Target, patience time.Duration, out *cli.Printer) (*plans, error) {
-	q, err := cluster.Inquire(ctx, client, nodes, func(n *corev1.Node) string { return a.allowance(n, w) }, patience, out)
+	q, err := cluster.Inquire(ctx, client, nodes, func(n *corev1.Node) string { return a.question(n, w) }, patience, out)
 	if ctx.Err() != nil {
 		err = &cli.ExitError{Code: cli.ExitInterrupted, Err: errors.New("interrupted; nothing was labelled")}
 	}

@@ -12,7 +12,6 @@ import (
 	"github.com/gpuslice/gpuslice/cmd/internal/cli"
 	"github.com/gpuslice/gpuslice/cmd/internal/show"
 	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/cluster"
-	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain/kube"
 )
 
@@ -59,11 +58,7 @@ func (a *application) foresee(ctx context.Context, client kube.Interface, nodes 
 // of is the verdict on the node, as it was before it was labelled.
 func (p *plans) of(n *corev1.Node) show.Verdict {
 	for _, a := range p.Nodes {
-		switch {
-		case a.Name != n.Name:
-		case a.Answer != nil && a.Answer.Reason == config.ReasonOlderRequest && waitsForUser(n):
-			return show.Unanswered("its agent judges the change now that you ask for it") // until then it has judged no further
-		default:
+		if a.Name == n.Name {
 			return p.verdict(a)
 		}
 	}
