@@ -14,15 +14,15 @@ import (
 )
 
 // Preflight checks, before a step that leads to the first disturbance, whether the change can succeed. No other tool may be working on the node, the
-// pods must be evictable, and every process must be one that the agent can end. A device plugin must be there to verify the capacity; without one the
-// agent creates no instance either. Nor does it while the plugin, or NVIDIA's DRA driver, advertises what is gone although the agent has restarted it for
+// pods must be evictable, and every process must be one that the agent can end. A device plugin and kubelet must be there to verify the capacity; without
+// them the agent creates no instance either. Nor does it while the plugin, or NVIDIA's DRA driver, advertises what is gone although the agent has restarted it for
 // that. Preflight writes nothing.
 func (f *Fencing) Preflight(ctx context.Context, in act.Input) error {
 	makes := in.Steps[0].Traits().Stage == plan.StageOpen && !in.Want.Undo && in.Seen.Journal == nil && plan.Has(in.Steps, plan.Create)
 	offers := offer.Of(in.Seen)
 	absent, advice := offers.Absent()
 	gone := offer.Uncured(in.Seen, in.Want)
-	if !startsDisruption(in) && !(makes && (absent != "" || len(gone) > 0)) {
+	if !startsDisruption(in) && !(makes && (absent != "" || len(gone) > 0 || in.Seen.Kubelet.Err != nil)) {
 		return nil
 	}
 	const before = "changes nothing "
