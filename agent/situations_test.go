@@ -212,6 +212,10 @@ var situations = map[string]situation{
 		w.settle(config.ReasonNotRequested)
 		w.disk.refuses = func(journal.Record) error { return errors.New("read-only file system") }
 	}, want: "held up: HostRecordUnavailable"},
+	"instances in free slots, and the host's disk is read-only": {models: cutH100, prepare: func(w *world) {
+		w.settle(config.ReasonNotRequested)
+		w.disk.refuses = func(journal.Record) error { return errors.New("read-only file system") }
+	}, want: "held up: HostRecordUnavailable"},
 	"instances in free slots, and kubelet is silent": {models: cutH100, prepare: func(w *world) { w.kubeletSilent = true }, want: "held up: KubeletUnavailable"},
 	"the host's disk is silent":                      {prepare: func(w *world) { w.settle(config.ReasonNotRequested); w.disk.silent = true }, want: "held up: HostRecordUnavailable"},
 	"the node shuts down":                            {prepare: func(w *world) { w.settle(config.ReasonNotRequested); w.host.down = true }, want: atOnce},

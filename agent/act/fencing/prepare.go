@@ -44,7 +44,8 @@ func (f *Fencing) Prepare(ctx context.Context, in act.Input) error {
 
 // Foresee returns why the first step would have to wait, by the checks of Preflight and Prepare. It reverts its trials, so nothing stays written.
 func (f *Fencing) Foresee(ctx context.Context, in act.Input) error {
-	if err := f.Preflight(ctx, in); err != nil || !startsDisruption(in) {
+	begins := in.Seen.Journal == nil && !in.Want.Undo && in.Step().Traits().Begins // also one that only creates instances has a record
+	if err := f.Preflight(ctx, in); err != nil || !begins && !startsDisruption(in) {
 		return err
 	}
 	if err := f.Journal.ForeseeRecord(ctx, in.Seen.Writing(in.Want, in.Step().Kind)); err != nil {
