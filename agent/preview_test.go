@@ -173,6 +173,16 @@ func TestAPreviewSaysWhatAPassWouldDo(t *testing.T) {
 			},
 			asked: "all-9g.999gb", reason: config.ReasonUnknownConfig, says: "all-9g.999gb",
 		},
+		"another GPU's process, in the middle of a change": {
+			before: func(w *world) {
+				w.converge("all-1g.10gb")
+				w.setConfigs(map[string]catalog.MIGConfig{"second": {{Indices: []int{1}, MIG: true, Devices: map[string]int{"3g.40gb": 2}}}})
+				w.startGPUProcess(w.snapshot()[0].Instances[6].Devices[0].UUID, 4711, "python", "0::/user.slice/user-1000.slice/session-3.scope")
+				w.label("second")
+				w.passes("the fence", w.hasJournal)
+			},
+			asked: "all-balanced", reason: config.ReasonGPUInUse, held: "python",
+		},
 		"what the API server does not answer, is no refusal": {
 			before: func(w *world) {
 				w.setMaintenance("pools: [{name: all, selector: '!none', maxUnavailable: 1}]\n")

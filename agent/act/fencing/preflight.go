@@ -27,10 +27,10 @@ func (f *Fencing) Preflight(ctx context.Context, in act.Input) error {
 	}
 	const before = "changes nothing "
 	wait := &outcome.Waiting{After: outcome.EvictionRetry}
-	foreign, unowned := in.Seen.ToolsAtWork(), f.Processes.Unowned(in.Seen, in.Steps)
+	foreign := in.Seen.ToolsAtWork()
 	reason, busy := offer.HoldersUnknown(in.Seen)
 	switch {
-	case len(foreign) > 0:
+	case len(foreign) > 0 && startsDisruption(in):
 		wait.Reason, wait.Blockers = config.ReasonOtherMaintenance, foreign
 		wait.Message = before + "until other tools are done with this node: " + strings.Join(foreign, "; ")
 	case busy != nil:
@@ -44,14 +44,22 @@ func (f *Fencing) Preflight(ctx context.Context, in act.Input) error {
 	case len(gone) > 0:
 		wait.Reason, wait.Advice, wait.For, wait.Else = config.ReasonCapacityMismatch, offers.Advice(), outcome.ForUser, before+"until then"
 		wait.Message = fmt.Sprintf("%s advertises %s, although the agent has restarted it, so no new capacity could be verified", offers.Name(), sanitize.Listed(gone))
-	case len(unowned) > 0:
-		wait.Reason, wait.Blockers = config.ReasonGPUInUse, unowned
-		wait.Advice = "end what holds the GPUs on the node, or stop its unit"
-		wait.Message = "processes of no pod hold what changes: " + sanitize.Listed(unowned)
-		wait.Else = before + "until then"
 	default:
-		return f.Evictions.Drainable(ctx, in)
+		return f.holdersStay(ctx, in)
 	}
 	wait.Since = in.Seen.Since(wait.Reason, f.Clock.Stamp())
 	return wait
+}
+
+// holdersStay returns a wait if something holds what the steps change, and would not leave: a process of no pod, or a pod that cannot be evicted.
+func (f *Fencing) holdersStay(ctx context.Context, in act.Input) error {
+	unowned := f.Processes.Unowned(in.Seen, in.Steps)
+	if len(unowned) == 0 {
+		return f.Evictions.Drainable(ctx, in)
+	}
+	return &outcome.Waiting{
+		Reason: config.ReasonGPUInUse, Blockers: unowned, After: outcome.EvictionRetry, Since: in.Seen.Since(config.ReasonGPUInUse, f.Clock.Stamp()),
+		Advice:  "end what holds the GPUs on the node, or stop its unit",
+		Message: "processes of no pod hold what changes: " + sanitize.Listed(unowned), Else: "changes nothing until then",
+	}
 }
