@@ -45,7 +45,7 @@ type Verdict struct {
 }
 
 // Judge gives the verdict by the agent's answer, which is that of its own gates, and by what the rest of the cluster shows: stuck is why not all the pods would
-// leave, unknown why that is not known. Both are empty if they would leave, or if nobody has looked.
+// leave, unknown why that is not known. Both are empty if they would leave, or if nobody has looked. An agent without patience deletes pods in the end.
 func Judge(a *api.Answer, stuck, unknown string) Verdict {
 	begins, patience := "begins "+cmp.Or(a.Runs, "at once"), time.Duration(a.Patience)
 	switch {
@@ -57,7 +57,9 @@ func Judge(a *api.Answer, stuck, unknown string) Verdict {
 		return Verdict{HeldUp, "would be held up: " + reasoned(a.Reason, a.HeldUp)}
 	case len(a.Steps) == 0:
 		return Verdict{NothingToDo, "nothing to do"}
-	case patience <= 0: // the agent deletes the pods in the end
+	case patience <= 0 && stuck != "":
+		return Verdict{Begins, begins + "; at the deadline its agent deletes the pods that are still there: " + stuck}
+	case patience <= 0:
 		return Verdict{Begins, begins}
 	case stuck != "":
 		return Verdict{GivesUp, "would give up after " + Period(patience) + ": " + stuck}

@@ -10,6 +10,8 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
@@ -263,6 +265,7 @@ type Budget struct {
 	Left             int    // how many of them it never lets go
 	Homeless         int    // how many of them have no place elsewhere
 	Desired, Healthy int32  // healthy pods that it needs, and that it has
+	Failed           string // why the controller manager cannot count its pods; empty if it can
 }
 
 func (b Budget) keeps() bool { return b.Left > 0 }
@@ -291,6 +294,9 @@ func (r *running) blockingBudgets(l Leaving, homeless map[string]bool) (out []Bu
 			continue
 		}
 		blocks := Budget{Name: name, Allowed: allowed, Of: len(of), Desired: b.Status.DesiredHealthy, Healthy: b.Status.CurrentHealthy}
+		if c := meta.FindStatusCondition(b.Status.Conditions, policyv1.DisruptionAllowedCondition); c != nil && c.Reason == policyv1.SyncFailedReason {
+			blocks.Failed = sanitize.Message(c.Message, sanitize.Longest)
+		}
 		if allowed > 0 { // otherwise the agent says of it that it keeps the change from beginning
 			blocks.Left = leftBehind(of, allowed, homeless)
 		}

@@ -146,11 +146,15 @@ func TestABudgetThatStandsInTheWayIsNamed(t *testing.T) {
 		Nodes: []corev1.Node{node("gpu-1", "7")}, Pods: []corev1.Pod{pod("a")},
 		Budgets: []policyv1.PodDisruptionBudget{budget("x", "x", 0), budget("second", "x", 5)},
 	}
+	uncounted := budget("uncounted", "x", 0)
+	uncounted.Status.Conditions = []metav1.Condition{{Type: policyv1.DisruptionAllowedCondition, Status: metav1.ConditionFalse, Reason: policyv1.SyncFailedReason, Message: "found no controller"}}
+	c.Budgets = append(c.Budgets, uncounted)
 	said, of := leave(t, c, "a", "gone")
 	if want := `team/a fits on no other node: there is none
 whether 1 pod more would fit elsewhere is not known
 budget team/x lets none of 1 pod go now: it needs 2 healthy and has 2
-team/a is in more than one budget, and the API server evicts no such pod: team/x; team/second
+budget team/uncounted lets none of 1 pod go, since its pods cannot be counted: found no controller
+team/a is in more than one budget, and the API server evicts no such pod: team/x; team/second; team/uncounted
 `; said != want || of.Stuck != "" || of.Unknown != "whether 1 pod more would fit elsewhere is not known" {
 		t.Errorf("want\n%s, got\n%s%+v", want, said, of)
 	}

@@ -50,6 +50,8 @@ func moreUnknown(pods int) string {
 func (b Budget) String() string {
 	pods := cli.Counted(b.Of, "pod")
 	switch {
+	case b.Allowed <= 0 && b.Failed != "":
+		return fmt.Sprintf("budget %s lets none of %s go, since its pods cannot be counted: %s", b.Name, pods, b.Failed)
 	case b.Allowed <= 0:
 		return fmt.Sprintf("budget %s lets none of %s go now: it needs %d healthy and has %d", b.Name, pods, b.Desired, b.Healthy)
 	case b.keeps() && b.Homeless == 1:
