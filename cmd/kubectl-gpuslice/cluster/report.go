@@ -128,10 +128,11 @@ func (r Report) Agrees() bool {
 	return r.Condition.Reason == string(r.Status.Reason) && !r.Condition.LastHeartbeatTime.Time.Before(r.Status.Since.Truncate(time.Second))
 }
 
-// AnswersAnother reports whether the agent's last report is about another request than the node's labels make. Of
-// a status that cannot be read, nothing is known.
+// AnswersAnother reports whether the agent's last report is about another request than the node's labels make. Of a status that cannot be read, or that the
+// agent has not written yet, nothing is known but by a condition which says that nothing is requested.
 func (r Report) AnswersAnother(n *corev1.Node) bool {
-	return r.Status.Phase != "" && !r.StandsAlone() && !r.Answers(n)
+	known := r.Status.Phase != "" || r.Condition.Reason == string(config.ReasonNotRequested)
+	return known && !r.StandsAlone() && !r.Answers(n)
 }
 
 // failedObservations are the reasons of a condition that says why the agent could not observe the node, and is not Unknown.
@@ -167,7 +168,7 @@ func CordonOf(n *corev1.Node) *api.CordonSeen {
 	return &api.CordonSeen{By: sanitize.Cut(who, LongestWord), Ours: who == config.FieldManager, Since: since.UTC()}
 }
 
-// Cordoned says who has cordoned a node, and how long ago if now is not zero.
+// Cordoned says who has cordoned a node, and how long ago if that is known; a zero now is no time.
 func Cordoned(c *api.CordonSeen, now time.Time) string {
 	said := "cordoned"
 	if c.By != "" {

@@ -142,11 +142,14 @@ func (r *running) judge(ctx context.Context, l Leaving) (out Judgement) {
 	}
 	out.Budgets, out.Doubled = r.blockingBudgets(l, homeless)
 	maybe, _ := r.blockingBudgets(l, mayBeHomeless)
+	closed := slices.IndexFunc(out.Budgets, func(b Budget) bool { return b.Allowed <= 0 })
 	switch stuck := slices.IndexFunc(out.Budgets, Budget.keeps); {
 	case stuck >= 0:
 		out.Stuck = out.Budgets[stuck].String()
 	case slices.ContainsFunc(maybe, Budget.keeps):
 		out.Unknown = "it is not known where pods with a budget would go: " + sanitize.Listed(out.unplaced())
+	case closed >= 0: // the agent does not begin, unless it asks behind the cordon, where the budget may open
+		out.Unknown = out.Budgets[closed].String()
 	case out.More > 0 && len(r.Budgets) > 0:
 		out.Unknown = moreUnknown(out.More)
 	}

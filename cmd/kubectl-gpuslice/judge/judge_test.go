@@ -155,7 +155,7 @@ whether 1 pod more would fit elsewhere is not known
 budget team/x lets none of 1 pod go now: it needs 2 healthy and has 2
 budget team/uncounted lets none of 1 pod go, since its pods cannot be counted: found no controller
 team/a is in more than one budget, and the API server evicts no such pod: team/x; team/second; team/uncounted
-`; said != want || of.Stuck != "" || of.Unknown != "whether 1 pod more would fit elsewhere is not known" {
+`; said != want || of.Stuck != "" || of.Unknown != "budget team/x lets none of 1 pod go now: it needs 2 healthy and has 2" {
 		t.Errorf("want\n%s, got\n%s%+v", want, said, of)
 	}
 }

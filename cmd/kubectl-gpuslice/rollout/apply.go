@@ -234,15 +234,11 @@ func (a *application) label(ctx context.Context, client kube.Interface, nodes []
 		case err != nil:
 			return nil, nil, fmt.Errorf("%w; %d of %s have the label; run the same command to go on", err, len(asked), cli.Counted(len(nodes), "node"))
 		default:
-			verdict := p.of(n)
+			verdict, notes := p.of(n)
 			if verdict.Ruling == show.Refused {
 				refused = append(refused, n.Name)
 			}
-			text := fmt.Sprintf("labelled %s: %s", w, verdict.Labelled())
-			if by := cluster.CordonOf(n); by != nil {
-				text += "; the node is " + cluster.Cordoned(by, time.Time{})
-			}
-			lines.add(n.Name, text)
+			lines.add(n.Name, strings.Join(append([]string{fmt.Sprintf("labelled %s: %s", w, verdict.Labelled())}, notes...), "\n      "))
 			asked = append(asked, waitFor(after, w, n.Labels[w.Label] != w.Name, now))
 		}
 	}

@@ -55,19 +55,22 @@ func (a *application) foresee(ctx context.Context, client kube.Interface, nodes 
 	return nil, fmt.Errorf("%s would be refused by %s, and nothing was labelled", w.Kind(), cli.Counted(len(refusals), "node"))
 }
 
-// of is the verdict on the node, as it was before it was labelled.
-func (p *plans) of(n *corev1.Node) show.Verdict {
+// of is the verdict on a node that was not labelled yet, with what else a user should know.
+func (p *plans) of(n *corev1.Node) (v show.Verdict, notes []string) {
 	for _, a := range p.Nodes {
-		if a.Name == n.Name {
-			return p.verdict(a)
+		switch {
+		case a.Name == n.Name && a.Answer != nil:
+			return p.verdict(a), slices.Concat(a.Answer.Asked, a.Answer.Notes)
+		case a.Name == n.Name:
+			return p.verdict(a), nil
 		}
 	}
 	switch t := cluster.ReportOf(n); {
 	case t.None():
-		return show.Unanswered("no agent has ever reported on this node")
+		return show.Unanswered("no agent has ever reported on this node"), nil
 	case t.Silence(time.Now()) > 0:
-		return show.Unanswered("its agent is silent")
+		return show.Unanswered("its agent is silent"), nil
 	default:
-		return show.Unanswered(p.silent)
+		return show.Unanswered(p.silent), nil
 	}
 }
