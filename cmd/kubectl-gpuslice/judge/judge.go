@@ -118,7 +118,7 @@ func subtract(from, what corev1.ResourceList) {
 func (r *running) judge(ctx context.Context, l Leaving) (out Judgement) {
 	room := r.roomWithout(l)
 	out.More = l.More
-	homeless, mayBeHomeless := map[string]bool{}, map[string]bool{}
+	alone, mayBeAlone := map[string]bool{}, map[string]bool{} // pods without a successor, as far as budgets count until the change has ended
 	for _, name := range l.Pods {
 		p := r.pods[name]
 		owner := controller(p)
@@ -127,21 +127,22 @@ func (r *running) judge(ctx context.Context, l Leaving) (out Judgement) {
 			out.More++
 			continue
 		case owner == nil, owner.Kind == "DaemonSet":
+			alone[name], mayBeAlone[name] = true, true
 			continue
 		}
 		switch why, err := r.place(ctx, p, l.Node, room); {
 		case err != nil:
-			mayBeHomeless[name] = true
+			mayBeAlone[name] = true
 			out.Unplaced = append(out.Unplaced, Pod{name, err.Error()})
 		case why != "":
-			homeless[name], mayBeHomeless[name] = true, true
+			alone[name], mayBeAlone[name] = true, true
 			out.Homeless = append(out.Homeless, Pod{name, why})
 		default:
 			out.Placed = append(out.Placed, name)
 		}
 	}
-	out.Budgets, out.Doubled = r.blockingBudgets(l, homeless)
-	maybe, _ := r.blockingBudgets(l, mayBeHomeless)
+	out.Budgets, out.Doubled = r.blockingBudgets(l, alone)
+	maybe, _ := r.blockingBudgets(l, mayBeAlone)
 	closed := slices.IndexFunc(out.Budgets, func(b Budget) bool { return b.Allowed <= 0 })
 	switch stuck := slices.IndexFunc(out.Budgets, Budget.keeps); {
 	case stuck >= 0:
@@ -266,7 +267,7 @@ type Budget struct {
 	Allowed          int    // how many of them it lets go now
 	Of               int    // how many of them it is about
 	Left             int    // how many of them it never lets go
-	Homeless         int    // how many of them have no place elsewhere
+	Alone            int    // how many of them get no successor
 	Desired, Healthy int32  // healthy pods that it needs, and that it has
 	Failed           string // why the controller manager cannot count its pods; empty if it can
 }
@@ -274,7 +275,7 @@ type Budget struct {
 func (b Budget) keeps() bool { return b.Left > 0 }
 
 // blockingBudgets returns the budgets that do not let all the pods go at once, and the pods that are in several.
-func (r *running) blockingBudgets(l Leaving, homeless map[string]bool) (out []Budget, doubled []Pod) {
+func (r *running) blockingBudgets(l Leaving, alone map[string]bool) (out []Budget, doubled []Pod) {
 	over := map[string][]string{} // budgets, by pod
 	for i := range r.Budgets {
 		b := &r.Budgets[i]
@@ -301,11 +302,11 @@ func (r *running) blockingBudgets(l Leaving, homeless map[string]bool) (out []Bu
 			blocks.Failed = sanitize.Message(c.Message, sanitize.Longest)
 		}
 		if allowed > 0 { // otherwise the agent says of it that it keeps the change from beginning
-			blocks.Left = leftBehind(of, allowed, homeless)
+			blocks.Left = leftBehind(of, allowed, alone)
 		}
 		for _, pod := range of {
-			if homeless[pod] {
-				blocks.Homeless++
+			if alone[pod] {
+				blocks.Alone++
 			}
 		}
 		out = append(out, blocks)
@@ -318,14 +319,14 @@ func (r *running) blockingBudgets(l Leaving, homeless map[string]bool) (out []Bu
 	return out, doubled
 }
 
-// leftBehind counts the pods that a budget never lets go. A pod without a place elsewhere costs the budget a healthy one for good, any other pod
-// until its successor is ready.
-func leftBehind(pods []string, allowed int, homeless map[string]bool) int {
+// leftBehind counts the pods that a budget never lets go. A pod without a successor costs the budget a healthy one for good, any other pod until its
+// successor is ready.
+func leftBehind(pods []string, allowed int, alone map[string]bool) int {
 	for len(pods) > 0 && allowed > 0 {
 		gone := pods[:min(allowed, len(pods))]
 		pods = pods[len(gone):]
 		for _, pod := range gone {
-			if homeless[pod] {
+			if alone[pod] {
 				allowed--
 			}
 		}

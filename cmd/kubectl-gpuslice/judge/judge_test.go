@@ -107,7 +107,7 @@ func TestPodsThatLeaveHaveAPlaceOrNot(t *testing.T) {
 func TestABudgetThatStandsInTheWayIsNamed(t *testing.T) {
 	const (
 		slow  = "budget team/x lets 1 of 2 pods go at a time: the next one waits until a successor is ready\n"
-		stuck = "budget team/x lets 1 of 2 pods go, and stays in the way then: the next one waits for a successor, and %s no place elsewhere\n"
+		stuck = "budget team/x lets 1 of 2 pods go, and stays in the way then: the next one waits for a successor, which %s not get\n"
 	)
 	bare := func(p *corev1.Pod) { p.OwnerReferences = nil }
 	for name, row := range map[string]struct {
@@ -118,11 +118,13 @@ func TestABudgetThatStandsInTheWayIsNamed(t *testing.T) {
 	}{
 		"room for both": {"2", []corev1.Pod{pod("a"), pod("b")}, slow, false},
 		"room for one":  {"1", []corev1.Pod{pod("a"), pod("b")}, slow, false}, // the first has a place, and the last one may go as the budget has then
-		"no room":       {"0", []corev1.Pod{pod("a"), pod("b")}, fmt.Sprintf(stuck, "2 of them have"), true},
-		"no room, of two of which one comes back by itself": {
-			"0", []corev1.Pod{pod("a"), pod("b", func(p *corev1.Pod) { p.OwnerReferences[0].Kind = "DaemonSet" })}, fmt.Sprintf(stuck, "1 of them has"), true,
+		"no room":       {"0", []corev1.Pod{pod("a"), pod("b")}, fmt.Sprintf(stuck, "2 of them do"), true},
+		"one that comes back once the node is open, and room for the other": {
+			"2", []corev1.Pod{pod("a", func(p *corev1.Pod) { p.OwnerReferences[0].Kind = "DaemonSet" }), pod("b")}, fmt.Sprintf(stuck, "1 of them does"), true,
 		},
-		"bare pods": {"0", []corev1.Pod{pod("a", bare), pod("b", bare)}, slow, false},
+		"bare pods":                          {"2", []corev1.Pod{pod("a", bare), pod("b", bare)}, fmt.Sprintf(stuck, "2 of them do"), true},
+		"a bare one first":                   {"2", []corev1.Pod{pod("a", bare), pod("b")}, fmt.Sprintf(stuck, "1 of them does"), true},
+		"a bare one last, once there is one": {"2", []corev1.Pod{pod("a"), pod("b", bare)}, slow, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c := &Cluster{

@@ -54,12 +54,13 @@ func (b Budget) String() string {
 		return fmt.Sprintf("budget %s lets none of %s go, since its pods cannot be counted: %s", b.Name, pods, b.Failed)
 	case b.Allowed <= 0:
 		return fmt.Sprintf("budget %s lets none of %s go now: it needs %d healthy and has %d", b.Name, pods, b.Desired, b.Healthy)
-	case b.keeps() && b.Homeless == 1:
-		return fmt.Sprintf("budget %s lets %d of %s go, and stays in the way then: the next one waits for a successor, and 1 of them has no place elsewhere",
-			b.Name, b.Allowed, pods)
 	case b.keeps():
-		return fmt.Sprintf("budget %s lets %d of %s go, and stays in the way then: the next one waits for a successor, and %d of them have no place elsewhere",
-			b.Name, b.Allowed, pods, b.Homeless)
+		do := "do"
+		if b.Alone == 1 {
+			do = "does"
+		}
+		return fmt.Sprintf("budget %s lets %d of %s go, and stays in the way then: the next one waits for a successor, which %d of them %s not get",
+			b.Name, b.Allowed, pods, b.Alone, do)
 	default:
 		return fmt.Sprintf("budget %s lets %d of %s go at a time: the next one waits until a successor is ready", b.Name, b.Allowed, pods)
 	}
