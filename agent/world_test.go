@@ -121,6 +121,8 @@ type world struct {
 
 	live *live // the agent that runs, and does not wait for the passes of the test; nil for none
 
+	log *zap.Logger // of the agents; that of the test if nil
+
 	withoutConfig bool // the device plugin reads no config
 	configManager bool // the device plugin has NVIDIA's config manager
 }
@@ -191,7 +193,7 @@ func (w *world) optionsFor(h reboot.Host) agent.Options {
 		Host: h, Units: &w.units, Specs: &w.specs, Record: &w.disk, Processes: holders.Processes{Root: w.processTable, Signal: w.hangup},
 		Parse:  func([]byte) (map[string]catalog.MIGConfig, error) { return w.file, w.fileError },
 		Plugin: catalog.PluginFormat{Parse: deviceplugin.Parse, Render: deviceplugin.Render}, PluginFile: w.pluginFile,
-		Clock: w.clock, Events: &record.FakeRecorder{}, Log: zaptest.NewLogger(w.t),
+		Clock: w.clock, Events: &record.FakeRecorder{}, Log: cmp.Or(w.log, zaptest.NewLogger(w.t)),
 		Metrics: metrics.New(clock.RealClock{}), Liveness: report.NewLiveness(report.Patience(w.settings), zap.NewNop()),
 	}
 	if w.health != nil {
