@@ -293,7 +293,7 @@ func TestAPlanNamesGPUsThatAreNotWellAndACordonThatStays(t *testing.T) {
 	for name, row := range map[string]struct {
 		prepare func(w *world)
 		config  string
-		note    string // empty for none
+		note    string // or why it is not known whether the change ends; empty for none
 	}{
 		"all is well":                         {func(*world) {}, "all-1g.10gb", ""},
 		"a GPU that the change touches":       {func(w *world) { w.setRecoveryAction(1, 2) }, "all-1g.10gb", "GPU 1, which the change touches, has RebootRequired: GPU 1 ("},
@@ -308,7 +308,7 @@ func TestAPlanNamesGPUsThatAreNotWellAndACordonThatStays(t *testing.T) {
 				row.prepare(w)
 				w.spend(time.Minute)
 				given := w.ask(config.LabelMIGConfig + "=" + row.config)
-				if said := strings.Join(given.Notes, "\n"); given.Refused != "" || given.HeldUp != "" || !strings.HasPrefix(said, row.note) || (said == "") != (row.note == "") {
+				if said := given.Unsure + strings.Join(given.Notes, "\n"); given.Refused != "" || given.HeldUp != "" || !strings.HasPrefix(said, row.note) || (said == "") != (row.note == "") {
 					t.Errorf("refused %q, held up %q, notes %q; want %q", given.Refused, given.HeldUp, said, row.note)
 				}
 				w.removeRequest()

@@ -3,7 +3,6 @@ package agent
 import (
 	"context"
 	"errors"
-	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -52,7 +51,8 @@ func (a *Agent) previewOf(ctx context.Context, now *state.Observed, node *corev1
 		return p, nil
 	}
 	p.Runs = a.deciders.gates.Runs(seen, want, p.Steps)
-	p.Notes = slices.Concat(preview.Sick(a.health.Causes(), p.Steps), p.Notes, offers.Notes(p.Before, p.After))
+	p.Notes = append(p.Notes, offers.Notes(p.Before, p.After)...)
+	p.Unsure = preview.Unsure(a.health.Causes(), p.Steps)
 	p.Lost, p.Patience = preview.Losses(seen, p.Steps), a.actors.evictions.Patience(seen, want, p.Steps)
 	p.Asked = a.actors.evictions.Asked(seen, want, p.Steps)
 	return heldUp(p, a.foresee(ctx, act.Input{Seen: seen, Want: want, Steps: p.Steps}))

@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/offer"
 	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/agent/state/capacity"
@@ -86,6 +87,28 @@ func TestWhatIsMissingOfTheCapacity(t *testing.T) {
 		}
 		if diff := cmp.Diff(before, s.Capacity, cmp.AllowUnexported(capacity.Agreement{})); diff != "" {
 			t.Errorf("%s: the comparison has changed the observation: %s", name, diff)
+		}
+	}
+}
+
+func TestTheAdviceNamesALostGPUFirst(t *testing.T) {
+	t.Parallel()
+	for name, row := range map[string]struct {
+		owner state.Owner
+		lost  bool
+		want  string
+	}{
+		"the device plugin's":           {state.Owner{}, false, "see the device plugin's log on this node"},
+		"the device plugin's, GPU lost": {state.Owner{}, true, "GPU 1 does not answer: do first what condition GPUUnhealthy says; then see the device plugin's log on this node"},
+		"the DRA driver's, GPU lost": {
+			state.Owner{Kind: api.OwnerDRAStatic, Driver: "pod dra/driver"},
+			true,
+			"GPU 1 does not answer: do first what condition GPUUnhealthy says; then see the log of pod dra/driver",
+		},
+	} {
+		seen := &state.Observed{Owner: row.owner, GPUs: []nvml.GPU{{UUID: "GPU-a"}, {UUID: "GPU-b", Index: 1, Lost: row.lost}}}
+		if got := offer.Advice(seen); got != row.want {
+			t.Errorf("%s: %q, want %q", name, got, row.want)
 		}
 	}
 }

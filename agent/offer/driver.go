@@ -173,7 +173,7 @@ func (d driver) Text(want state.Desired) string {
 }
 
 // Advice implements Offer.
-func (d driver) Advice() string { return AdviceOn(d.seen.Owner) }
+func (d driver) advice() string { return AdviceOn(d.seen.Owner) }
 
 // AdviceOn says what a user can do about a driver that advertises nothing, or something else than the GPUs have.
 func AdviceOn(owner state.Owner) string {

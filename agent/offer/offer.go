@@ -5,6 +5,7 @@
 package offer
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"time"
@@ -52,8 +53,8 @@ type Offer interface {
 	Closable() map[nvml.UUID][]string
 	// Text writes what Offered returns for users to check.
 	Text(want state.Desired) string
-	// Advice says what a user can do about an offer that does not agree with the GPUs.
-	Advice() string
+	// advice says what a user can do about an offer that does not agree with the GPUs.
+	advice() string
 	// Notes says what users have to know about a change of the GPUs from before to after.
 	Notes(before, after []nvml.GPU) []string
 
@@ -67,6 +68,16 @@ func Of(seen *state.Observed) Offer {
 		return driver{seen}
 	}
 	return plugin{seen}
+}
+
+// Advice says what a user can do about an offer that does not agree with the GPUs. A lost GPU may be the cause, whatever a log says.
+func Advice(seen *state.Observed) string {
+	for _, gpu := range seen.GPUs {
+		if gpu.Lost {
+			return fmt.Sprintf("GPU %d does not answer: do first what condition %s says; then %s", gpu.Index, config.ConditionGPUUnhealthy, Of(seen).advice())
+		}
+	}
+	return Of(seen).advice()
 }
 
 // CompareHardware compares the offer with the GPUs and with the node object, whatever the labels request. Under is the MIG strategy.

@@ -131,7 +131,7 @@ func (p plugin) Text(want state.Desired) string {
 }
 
 // Advice implements Offer.
-func (plugin) Advice() string { return "see the device plugin's log on this node" }
+func (plugin) advice() string { return "see the device plugin's log on this node" }
 
 // Notes implements Offer.
 func (plugin) Notes(_, _ []nvml.GPU) []string { return nil }

@@ -42,7 +42,7 @@ func (f *Fencing) Preflight(ctx context.Context, in act.Input) error {
 		wait.Reason, wait.Advice, wait.Message, wait.For = config.ReasonNoDevicePlugin, advice, absent, offer.AbsentFor(in.Seen)
 		wait.Else = before + "until then"
 	case len(gone) > 0:
-		wait.Reason, wait.Advice, wait.For, wait.Else = config.ReasonCapacityMismatch, offers.Advice(), outcome.ForUser, before+"until then"
+		wait.Reason, wait.Advice, wait.For, wait.Else = config.ReasonCapacityMismatch, offer.Advice(in.Seen), outcome.ForUser, before+"until then"
 		wait.Message = fmt.Sprintf("%s advertises %s, although the agent has restarted it, so no new capacity could be verified", offers.Name(), sanitize.Listed(gone))
 	default:
 		return f.holdersStay(ctx, in)

@@ -59,7 +59,7 @@ func (v *Verifier) missing(seen *state.Observed, want state.Desired) missing {
 	if under := offers.RunsUnder(); under != "" {
 		return missing{config.ReasonWrongMIGStrategy, v.OtherStrategy(seen, under), blockers(seen), true}
 	}
-	return missing{config.ReasonCapacityMismatch, cmp.Or(v.DevicePlugin.Unstarted(seen), offers.Advice()), blockers(seen), false}
+	return missing{config.ReasonCapacityMismatch, cmp.Or(v.DevicePlugin.Unstarted(seen), offer.Advice(seen)), blockers(seen), false}
 }
 
 // blockers returns, in one text, why the agent cannot verify the capacity yet.

@@ -414,7 +414,7 @@ func (e *Evidence) capacityMissing() []api.Finding {
 	offers := offer.Of(e.Observed)
 	f := api.Finding{
 		Cause: api.CauseCapacityMissing, Evidence: strings.Join(e.Capacity.Missing, "; "), Waits: e.stalled() && e.ours(),
-		You: offers.Advice(), Command: e.pluginCommand(),
+		You: offer.Advice(e.Observed), Command: e.pluginCommand(),
 	}
 	switch {
 	case e.PluginAdvice != "":

@@ -30,7 +30,7 @@ func (p Result) AddTo(out *api.Answer) {
 	for _, what := range p.Lost[:min(len(p.Lost), mostSteps)] {
 		out.Lost = append(out.Lost, Shortened(what))
 	}
-	out.MoreLost, out.Notes = len(p.Lost)-len(out.Lost), p.Notes
+	out.MoreLost, out.Notes, out.Unsure = len(p.Lost)-len(out.Lost), p.Notes, Shortened(p.Unsure)
 	for _, what := range p.Asked[:min(len(p.Asked), mostAsked)] {
 		out.Asked = append(out.Asked, Shortened(what))
 	}

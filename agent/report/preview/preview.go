@@ -22,6 +22,7 @@ import (
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/config/catalog"
 	"github.com/gpuslice/gpuslice/config/nodekeys"
+	"github.com/gpuslice/gpuslice/config/sanitize"
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
@@ -40,6 +41,7 @@ type Result struct {
 	Lost          []string           // what is lost for good with the pods that leave; empty offline
 	Asked         []string           // pods that are asked behind the cordon, and until when; empty offline
 	Notes         []string           // other effects of the change, and what else a user should know of the node before it; empty offline
+	Unsure        string             // why it is not known whether the change ends; empty offline
 	Patience      time.Duration      // how long the agent waits for the pods, until it gives the change up; 0 if it does not, and offline
 	Runs          string             // when the change would begin; empty offline, and if nothing is to do
 }
@@ -184,15 +186,18 @@ func Of(want plan.Desired, seen plan.Observed, steps []plan.Step) Result {
 	}
 }
 
-// Sick names the GPUs that the steps touch and that cannot be used or trusted.
-func Sick(causes []api.Finding, steps []plan.Step) []string {
+// Unsure says why it is not known whether the steps succeed: they touch GPUs that cannot be used or trusted. It is empty if they touch none.
+func Unsure(causes []api.Finding, steps []plan.Step) string {
 	var out []string
 	for _, f := range causes {
 		if i := slices.IndexFunc(steps, func(s plan.Step) bool { return s.GPU != "" && s.GPU == f.GPU }); i >= 0 {
 			out = append(out, fmt.Sprintf("GPU %d, which the change touches, has %s: %s", steps[i].Index, f.Cause, f.Evidence))
 		}
 	}
-	return out
+	if len(out) == 0 {
+		return ""
+	}
+	return sanitize.Listed(out)
 }
 
 // Losses names what is lost for good with the evicted pods: files on the node's disk, and pods that no controller recreates.

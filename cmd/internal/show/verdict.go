@@ -47,7 +47,6 @@ type Verdict struct {
 // Judge gives the verdict by the agent's answer, which is that of its own gates, and by what the rest of the cluster shows: stuck is why not all the pods would
 // leave, unknown why that is not known. Both are empty if they would leave, or if nobody has looked. An agent without patience deletes pods in the end.
 func Judge(a *api.Answer, stuck, unknown string) Verdict {
-	begins, patience := "begins "+cmp.Or(a.Runs, "at once"), time.Duration(a.Patience)
 	switch {
 	case a.Refused != "" && a.Reason == "": // its observation has failed, which may pass
 		return Unanswered(a.Refused)
@@ -57,6 +56,16 @@ func Judge(a *api.Answer, stuck, unknown string) Verdict {
 		return Verdict{HeldUp, "would be held up: " + reasoned(a.Reason, a.HeldUp)}
 	case len(a.Steps) == 0:
 		return Verdict{NothingToDo, "nothing to do"}
+	}
+	return beginning(a, stuck, unknown)
+}
+
+// beginning is the verdict on a change that begins.
+func beginning(a *api.Answer, stuck, unknown string) Verdict {
+	begins, patience := "begins "+cmp.Or(a.Runs, "at once"), time.Duration(a.Patience)
+	switch {
+	case a.Unsure != "" && (stuck == "" || patience <= 0):
+		return Verdict{BeginsUnsure, begins + "; whether it ends is not known: " + a.Unsure}
 	case patience <= 0 && stuck != "":
 		return Verdict{Begins, begins + "; at the deadline its agent deletes the pods that are still there: " + stuck}
 	case patience <= 0:
