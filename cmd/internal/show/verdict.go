@@ -68,6 +68,8 @@ func beginning(a *api.Answer, stuck, unknown string) Verdict {
 		return Verdict{BeginsUnsure, begins + "; whether it ends is not known: " + a.Unsure}
 	case patience <= 0 && stuck != "":
 		return Verdict{Begins, begins + "; at the deadline its agent deletes the pods that are still there: " + stuck}
+	case patience <= 0 && unknown != "":
+		return Verdict{Begins, begins + "; at the deadline its agent deletes the pods that are still there, and it is not known whether there are any: " + unknown}
 	case patience <= 0:
 		return Verdict{Begins, begins}
 	case stuck != "":

@@ -293,23 +293,10 @@ func (r *running) blockingBudgets(l Leaving, alone map[string]bool) (out []Budge
 			of = append(of, pod)
 			over[pod] = append(over[pod], name)
 		}
-		allowed := int(b.Status.DisruptionsAllowed)
-		if len(of) <= allowed {
+		if len(of) <= int(b.Status.DisruptionsAllowed) {
 			continue
 		}
-		blocks := Budget{Name: name, Allowed: allowed, Of: len(of), Desired: b.Status.DesiredHealthy, Healthy: b.Status.CurrentHealthy}
-		if c := meta.FindStatusCondition(b.Status.Conditions, policyv1.DisruptionAllowedCondition); c != nil && c.Reason == policyv1.SyncFailedReason {
-			blocks.Failed = sanitize.Message(c.Message, sanitize.Longest)
-		}
-		if allowed > 0 { // otherwise the agent says of it that it keeps the change from beginning
-			blocks.Left = leftBehind(of, allowed, alone)
-		}
-		for _, pod := range of {
-			if alone[pod] {
-				blocks.Alone++
-			}
-		}
-		out = append(out, blocks)
+		out = append(out, blocking(b, of, alone))
 	}
 	for _, pod := range l.Pods {
 		if len(over[pod]) > 1 {
@@ -317,6 +304,25 @@ func (r *running) blockingBudgets(l Leaving, alone map[string]bool) (out []Budge
 		}
 	}
 	return out, doubled
+}
+
+// blocking is a budget that does not let these pods go at once.
+func blocking(b *policyv1.PodDisruptionBudget, of []string, alone map[string]bool) Budget {
+	out := Budget{
+		Name: b.Namespace + "/" + b.Name, Allowed: int(b.Status.DisruptionsAllowed), Of: len(of), Desired: b.Status.DesiredHealthy, Healthy: b.Status.CurrentHealthy,
+	}
+	if c := meta.FindStatusCondition(b.Status.Conditions, policyv1.DisruptionAllowedCondition); c != nil && c.Reason == policyv1.SyncFailedReason {
+		out.Failed = sanitize.Message(c.Message, sanitize.Longest)
+	}
+	if out.Allowed > 0 { // otherwise the agent says of it that it keeps the change from beginning
+		out.Left = leftBehind(of, out.Allowed, alone)
+	}
+	for _, pod := range of {
+		if alone[pod] {
+			out.Alone++
+		}
+	}
+	return out
 }
 
 // leftBehind counts the pods that a budget never lets go. A pod without a successor costs the budget a healthy one for good, any other pod until its

@@ -229,6 +229,12 @@ func TestADryRunPromisesNoEndThatIsNotKnown(t *testing.T) {
 				t.Errorf("exit code %d: %s", code, said)
 			}
 		}
+		w.Start("plan", "gpu-1", "--profile", "research")
+		w.Answers("gpu-1", api.Answer{Steps: []string{"evict"}, Pods: []string{"team/a"}}) // the agent deletes it in the end
+		const want = "gpu-1: begins at once; at the deadline its agent deletes the pods that are still there, and it is not known whether there are any: listing budgets: "
+		if said, code := w.Ended(); code != 0 || !strings.HasPrefix(said, want) {
+			t.Errorf("exit code %d: %s", code, said)
+		}
 	}, agenttest.GPU("gpu-1"))
 }
 
