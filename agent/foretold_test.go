@@ -668,6 +668,8 @@ func (d *drawn) follow(given *api.Answer, pods []string, begun bool) (ends bool,
 		return false, d.expectStill(given.Reason, begun)
 	case len(given.Steps) == 0:
 		return true, d.expectStill(config.ReasonConverged, begun)
+	case given.Unsure != "": // it does not say that the change ends
+		return true, ""
 	default:
 		return true, d.expectEnd(given, pods)
 	}

@@ -39,8 +39,7 @@ func (a *Agent) foresee(ctx context.Context, in act.Input) error {
 		}
 	}
 	if in.Step().Traits().OnlyObserves {
-		// The config manager will give the device plugin its config once the label is set, so a config that the plugin still lacks is no reason.
-		if in.Seen.Journal != nil || in.Seen.Plugin.Foretold && in.Want.Plugin != nil && in.Want.Plugin.UserManaged && in.Seen.Kubelet.Err == nil {
+		if in.Seen.Journal != nil || foretold(in.Seen, in.Want) && in.Seen.Kubelet.Err == nil { // that the plugin still lacks its config is no reason
 			return nil
 		}
 		return a.actors.verifier.Lacks(in.Seen, in.Want)

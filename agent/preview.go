@@ -53,9 +53,17 @@ func (a *Agent) previewOf(ctx context.Context, now *state.Observed, node *corev1
 	p.Runs = a.deciders.gates.Runs(seen, want, p.Steps)
 	p.Notes = append(p.Notes, offers.Notes(p.Before, p.After)...)
 	p.Unsure = preview.Unsure(a.health.Causes(), p.Steps)
+	if foretold(seen, want) && p.Unsure == "" {
+		p.Unsure = preview.Overstaying(seen.Holders.Pods, a.env.Clock.Stamp())
+	}
 	p.Lost, p.Patience = preview.Losses(seen, p.Steps), a.actors.evictions.Patience(seen, want, p.Steps)
 	p.Asked = a.actors.evictions.Asked(seen, want, p.Steps)
 	return heldUp(p, a.foresee(ctx, act.Input{Seen: seen, Want: want, Steps: p.Steps}))
+}
+
+// foretold reports whether the config manager gives the device plugin another config as soon as the label is set. No gate of the agent comes before that.
+func foretold(seen *state.Observed, want state.Desired) bool {
+	return seen.Plugin.Foretold && want.Plugin != nil && want.Plugin.UserManaged
 }
 
 // heldUp adds to a preview what the agent would wait for. Any other error is a refusal, or without a reason a failed observation.

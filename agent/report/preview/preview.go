@@ -23,6 +23,7 @@ import (
 	"github.com/gpuslice/gpuslice/config/catalog"
 	"github.com/gpuslice/gpuslice/config/nodekeys"
 	"github.com/gpuslice/gpuslice/config/sanitize"
+	"github.com/gpuslice/gpuslice/drain/holders"
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
@@ -194,8 +195,16 @@ func Unsure(causes []api.Finding, steps []plan.Step) string {
 			out = append(out, fmt.Sprintf("GPU %d, which the change touches, has %s: %s", steps[i].Index, f.Cause, f.Evidence))
 		}
 	}
-	if len(out) == 0 {
-		return ""
+	return sanitize.Listed(out)
+}
+
+// Overstaying names pods that are past their grace period and hold devices; empty for none. Nothing evicts them, and the change waits for them.
+func Overstaying(pods []holders.Pod, now time.Time) string {
+	var out []string
+	for _, p := range pods {
+		if p.Terminating && !p.GraceEnds.IsZero() && now.After(p.GraceEnds) {
+			out = append(out, fmt.Sprintf("pod %s, which is past its grace period, may hold what is withdrawn", p))
+		}
 	}
 	return sanitize.Listed(out)
 }
