@@ -125,7 +125,7 @@ func (s scenario) file() []byte {
 }
 
 // spec is the scenario's GPUs. Their calls take as long as on hardware.
-func (s scenario) spec() gpusim.Spec { return gpusim.Spec{GPUs: s.gpus, Latency: "realistic"} }
+func (s scenario) spec() gpusim.Spec { return gpusim.Spec{GPUs: s.gpus, Latency: gpusim.LatencyCautious} }
 
 // capacity is what a node with these GPUs advertises while they are not shared.
 func (s scenario) capacity(gpus []nvml.GPU) map[string]int {

@@ -514,7 +514,7 @@ func TestCallsThatHangAreLeftAlone(t *testing.T) {
 
 func TestDelaysTakeTheirTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		n := node(t, "gpus: [{model: A100-80GB}]\nlatency: realistic\n")
+		n := node(t, "gpus: [{model: A100-80GB}]\nlatency: cautious\n")
 		began := time.Now()
 		must(t, n.Driver().SetMode(t.Context(), nvml.UUID(n.UUIDs()[0]), true))
 		if took := time.Since(began); took < 4*time.Second || took > 5*time.Second {

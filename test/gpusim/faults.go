@@ -72,6 +72,9 @@ const (
 	EventSetWait   = "EventSetWait"
 
 	Reset = "Reset"
+
+	// WalkMIGDevice is not a function of NVML either: GetHandleByUUID of a MIG device does it for each MIG device of the node.
+	WalkMIGDevice = "WalkMIGDevice"
 )
 
 var functions = []string{
@@ -84,7 +87,7 @@ var functions = []string{
 	GetComputeInstanceProfileInfo, GetComputeInstanceRemaining, GetComputeInstancePlacements, GetComputeInstances,
 	GetComputeInstanceById, CreateComputeInstance, CreateComputeInstanceWithPlacement, ComputeInstanceGetInfo,
 	ComputeInstanceDestroy, RegisterEvents, EventSetWait, Reset,
-	GetProcessUtilization, GpmQueryDeviceSupport, GpmSampleGet, GpmMigSampleGet, GpmMetricsGet,
+	GetProcessUtilization, GpmQueryDeviceSupport, GpmSampleGet, GpmMigSampleGet, GpmMetricsGet, WalkMIGDevice,
 }
 
 // Functions are the names of all functions.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io/fs"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"time"
 )
@@ -117,6 +118,7 @@ func (l *Library) read(function string, gpu int, work func(*state) Return) Retur
 	if l.refs.Load() <= 0 {
 		return Uninitialized
 	}
+	l.store.reads.add(function)
 	fault, struck := l.befall(function, gpu)
 	if struck && !fault.Done {
 		return fault.Return
@@ -285,8 +287,13 @@ func (l *Library) DeviceByIndex(index int) (d Device, r Return) {
 	return d, r
 }
 
-// DeviceByUUID finds a GPU or a MIG device.
+// DeviceByUUID finds a GPU or a MIG device. For a MIG device it goes through all of the node.
 func (l *Library) DeviceByUUID(uuid string) (d Device, r Return) {
+	if strings.HasPrefix(uuid, "MIG-") {
+		if r := l.walk(); r != Success {
+			return d, r
+		}
+	}
 	r = l.read(GetHandleByUUID, noGPU, func(s *state) Return {
 		for n, g := range s.GPUs {
 			if g.UUID == uuid {
@@ -303,6 +310,24 @@ func (l *Library) DeviceByUUID(uuid string) (d Device, r Return) {
 		return NotFound
 	})
 	return d, r
+}
+
+// walk takes the handle of each MIG device of the node.
+func (l *Library) walk() Return {
+	st, err := l.store.load()
+	if err != nil {
+		return storeReturn(err)
+	}
+	for n, g := range st.GPUs {
+		for _, i := range g.Instances {
+			for range i.Compute {
+				if r := l.read(WalkMIGDevice, n, func(*state) Return { return Success }); r != Success {
+					return r
+				}
+			}
+		}
+	}
+	return Success
 }
 
 // DeviceByPCI finds a GPU by its bus and device number; domain and function are 0 on a simulated node.

@@ -298,6 +298,9 @@ func (n *Node) Calls() map[string]int {
 	return maps.Clone(st.Calls)
 }
 
+// Reads counts the calls of functions that change nothing, by function, whether they succeeded or not.
+func (n *Node) Reads() map[string]int { return n.library.store.reads.counts() }
+
 // Delays are how long each call of a function takes before it does anything, for functions with a delay.
 func (n *Node) Delays() map[string]time.Duration {
 	st, err := n.library.store.load()
@@ -309,6 +312,7 @@ func (n *Node) Delays() map[string]time.Duration {
 
 // ForgetCalls sets all counts to 0.
 func (n *Node) ForgetCalls() error {
+	n.library.store.reads.forget()
 	return n.update("forgetting calls", func(s *state) error {
 		s.Calls = nil
 		return nil

@@ -18,7 +18,7 @@ type Spec struct {
 	Seed          int64     `json:"seed,omitempty"`          // UUIDs are derived from it
 	GPUs          []GPUSpec `json:"gpus"`
 
-	// Latency "realistic" gives calls the durations that are seen on hardware; empty is none.
+	// Latency is one of Latencies: how long calls take. Empty is no time.
 	Latency string `json:"latency,omitempty"`
 	// Delays by function, over those of Latency, as Go writes durations: "1.5s".
 	Delays map[string]string `json:"delays,omitempty"`
@@ -65,8 +65,8 @@ func (s Spec) check() error {
 	if s.DriverVersion != "" && !driverVersion.MatchString(s.DriverVersion) {
 		return fmt.Errorf("driverVersion is %q: use one such as \"580.159.04\"", s.DriverVersion)
 	}
-	if s.Latency != "" && s.Latency != "realistic" {
-		return fmt.Errorf("latency is %q: use \"realistic\", or leave it out", s.Latency)
+	if s.Latency != "" && !slices.Contains(Latencies(), s.Latency) {
+		return fmt.Errorf("latency is %q: use one of %s, or leave it out", s.Latency, strings.Join(Latencies(), ", "))
 	}
 	var errs []error
 	for name, text := range s.Delays {
@@ -119,20 +119,7 @@ func (g GPUSpec) checkVirtual() error {
 
 // delays are what the spec asks of each function, nil if nothing.
 func (s Spec) delays() map[string]time.Duration {
-	out := map[string]time.Duration{}
-	if s.Latency == "realistic" {
-		// As seen in public logs of A100 nodes, and measured on an H200 for the reads.
-		out[SetMigMode] = 4 * time.Second
-		out[GpuInstanceDestroy] = time.Second
-		out[CreateGpuInstance] = 100 * time.Millisecond
-		out[CreateGpuInstanceWithPlacement] = 100 * time.Millisecond
-		out[CreateComputeInstance] = 100 * time.Millisecond
-		out[CreateComputeInstanceWithPlacement] = 100 * time.Millisecond
-		out[ComputeInstanceDestroy] = 100 * time.Millisecond
-		out[Reset] = 5 * time.Second
-		out[Init] = 40 * time.Millisecond
-		out[GetMigMode] = 290 * time.Microsecond
-	}
+	out := latencies(s.Latency)
 	for name, text := range s.Delays {
 		d, err := time.ParseDuration(text)
 		if err == nil { // check has seen it

@@ -28,6 +28,7 @@ type store struct {
 	dir        string
 	lock       *os.File
 	generation *uint64
+	reads      *tally
 
 	mu      sync.Mutex // one writer or reloader in this process
 	current atomic.Pointer[snapshot]
@@ -80,15 +81,28 @@ func (s *store) start(first *state) error {
 			}
 		}
 	}
-	word, err := unix.Mmap(int(s.lock.Fd()), 0, wordSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	word, err := mapFile(s.lock, wordSize)
 	if err != nil {
-		return fmt.Errorf("mapping %s: %w", s.lock.Name(), err)
+		return err
 	}
-	s.generation = (*uint64)(unsafe.Pointer(&word[0]))
+	s.generation = (*uint64)(word)
+	if s.reads, err = openTally(s.dir); err != nil {
+		return err
+	}
 	if first != nil {
+		s.reads.forget()
 		return s.write(first)
 	}
 	return s.reload()
+}
+
+// mapFile maps the beginning of a file, for as long as the process runs.
+func mapFile(f *os.File, size int) (unsafe.Pointer, error) {
+	bytes, err := unix.Mmap(int(f.Fd()), 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		return nil, fmt.Errorf("mapping %s: %w", f.Name(), err)
+	}
+	return unsafe.Pointer(&bytes[0]), nil
 }
 
 // close lets waiting calls go. The mapping stays: a call may still be looking at it, and it is one page.

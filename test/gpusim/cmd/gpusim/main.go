@@ -499,7 +499,7 @@ func (c *cli) upgrade() *cobra.Command {
 }
 
 func (c *cli) calls() *cobra.Command {
-	forget := false
+	forget, reads := false, false
 	cmd := &cobra.Command{
 		Use:   "calls",
 		Short: "Count the calls that have changed something, or tried to",
@@ -507,6 +507,9 @@ func (c *cli) calls() *cobra.Command {
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return c.on(func(n *gpusim.Node) error {
 				calls := n.Calls()
+				if reads {
+					calls = n.Reads()
+				}
 				for _, name := range slices.Sorted(maps.Keys(calls)) {
 					fmt.Fprintf(cmd.OutOrStdout(), "%s %d\n", name, calls[name])
 				}
@@ -517,6 +520,7 @@ func (c *cli) calls() *cobra.Command {
 			})
 		},
 	}
+	cmd.Flags().BoolVar(&reads, "reads", false, "count the others instead, which change nothing")
 	cmd.Flags().BoolVar(&forget, "forget", false, "begin to count from zero")
 	return cmd
 }
