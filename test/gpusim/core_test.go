@@ -523,6 +523,29 @@ func TestDelaysTakeTheirTime(t *testing.T) {
 	})
 }
 
+// As FAR_MIG_scheduler saw it on an A30: the instance is in use for a while after its last process has ended.
+func TestADestroyCanBeRefusedForAWhile(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := node(t, one("A30"))
+		gpu := nvml.UUID(n.UUIDs()[0])
+		must(t, n.Driver().Create(t.Context(), gpu, placed("1g.6gb@0:1")))
+		must(t, n.Fail(gpusim.GpuInstanceDestroy, gpusim.Fault{Return: gpusim.InUse, For: 300 * time.Millisecond}))
+		<-time.After(time.Minute) // the time counts from the first call on
+		began, refused := time.Now(), 0
+		for n.Driver().Destroy(t.Context(), gpu, placed("1g.6gb@0:1")) != nil {
+			refused++
+			<-time.After(50 * time.Millisecond)
+		}
+		if took := time.Since(began); took != 350*time.Millisecond || refused != 7 {
+			t.Errorf("refused %d times, in %s", refused, took)
+		}
+		expect(t, n, "gpu 0 A30 mig=on\n")
+		if left := n.Faults(); len(left) != 0 {
+			t.Errorf("left: %v", left)
+		}
+	})
+}
+
 func TestEventsArrive(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := node(t, "gpus: [{model: H100-80GB, count: 2}]")

@@ -115,13 +115,24 @@ type Fault struct {
 	After int `json:"after,omitempty"`
 	// Times is how many calls fail after that: 0 is one, -1 all of them. A Hang lasts until it is removed.
 	Times int `json:"times,omitempty"`
+	// For is how long calls fail, from the first one that does, instead of Times. Drivers refuse to destroy an instance for some tenths of a second
+	// after its last process has ended.
+	For time.Duration `json:"for,omitempty"`
+	// Until is the end of For once a call has failed; the simulator sets it.
+	Until time.Time `json:"until,omitzero"`
 	// GPU limits the fault to calls about one GPU, by its UUID. It needs a function that is about a GPU.
 	GPU string `json:"gpu,omitempty"`
 }
 
 // strike finds the fault of a call, and counts the call. The state is a writer's own copy.
 func (s *state) strike(function, gpu string) (Fault, bool) {
-	faults := s.Faults[function]
+	now := time.Now()
+	faults := slices.DeleteFunc(s.Faults[function], func(f Fault) bool { return !f.Until.IsZero() && now.After(f.Until) })
+	defer func() {
+		if s.Faults[function] = faults; len(faults) == 0 {
+			delete(s.Faults, function)
+		}
+	}()
 	for i := range faults {
 		f := &faults[i]
 		if f.GPU != "" && f.GPU != gpu {
@@ -133,14 +144,13 @@ func (s *state) strike(function, gpu string) (Fault, bool) {
 		}
 		hit := *f
 		switch {
-		case f.Hang || f.Times < 0:
+		case f.For > 0 && f.Until.IsZero():
+			f.Until = now.Add(f.For)
+		case f.For > 0 || f.Hang || f.Times < 0:
 		case f.Times > 1:
 			f.Times--
 		default:
-			s.Faults[function] = slices.Delete(faults, i, i+1)
-		}
-		if len(s.Faults[function]) == 0 {
-			delete(s.Faults, function)
+			faults = slices.Delete(faults, i, i+1)
 		}
 		return hit, true
 	}

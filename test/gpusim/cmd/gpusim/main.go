@@ -449,6 +449,7 @@ func (c *cli) fail() *cobra.Command {
 	cmd.Flags().BoolVar(&f.Done, "done", false, "do the work before failing")
 	cmd.Flags().IntVar(&f.After, "after", 0, "calls that go well first")
 	cmd.Flags().IntVar(&f.Times, "times", 1, "calls that fail, -1 for all")
+	cmd.Flags().DurationVar(&f.For, "for", 0, "how long calls fail from the first on, instead of --times")
 	cmd.Flags().StringVar(&f.GPU, "gpu", "", "only calls about the GPU with this UUID")
 	cmd.Flags().BoolVar(&off, "off", false, "take all faults of the function away")
 	return cmd

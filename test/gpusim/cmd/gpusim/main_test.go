@@ -58,6 +58,7 @@ func TestCommandsDoToANodeWhatTheySay(t *testing.T) {
 		{"fail SetMigMode", "", "error: the fault does nothing: set --return, --activation or --hang, or --off to take faults away\n"},
 		{"fail SetMigMode --return in_use --after 2", "", ""},
 		{"fail SetMigMode --off", "", ""},
+		{"fail ComputeInstanceDestroy --return in_use --for 300ms", "", ""},
 		{"delay Init 1parsec", "", "error: DURATION is \"1parsec\": use one such as 1.5s\n"},
 		{"delay SetMigMode 1s", "", ""},
 		{"xid 0 79", "", ""},
