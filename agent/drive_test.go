@@ -3,6 +3,7 @@ package agent_test
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -165,6 +166,49 @@ func TestWhatIsInUseIsNotTriedAgainAtEachWake(t *testing.T) {
 		if f.tries == before {
 			t.Error("it was not tried again")
 		}
+	})
+}
+
+// A driver holds an instance for some tenths of a second after its last process has ended. Who reads GPUInUse would look for a process that is not there.
+func TestAnInstanceThatNoProcessHoldsAnyMoreDelaysTheChangeForAMoment(t *testing.T) {
+	t.Parallel()
+	for _, function := range []string{gpusim.ComputeInstanceDestroy, gpusim.GpuInstanceDestroy} {
+		t.Run(function, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, h100)
+				w.converge("all-1g.10gb")
+				const refused = 400 * time.Millisecond
+				if err := w.gpus.Fail(function, gpusim.Fault{Return: gpusim.InUse, For: refused}); err != nil {
+					t.Fatal(err)
+				}
+				var reasons []config.Reason
+				see := func() { reasons = append(reasons, w.reason()) }
+				w.label("all-balanced")
+				w.passes("a refusal", func() bool { see(); return !w.gpus.Faults()[function][0].Until.IsZero() })
+				began, at := w.gpus.Faults()[function][0].Until.Add(-refused), len(w.snapshot()[0].Instances)
+				w.passes("the end of it", func() bool { see(); return len(w.snapshot()[0].Instances) < at })
+				if took := time.Since(began); took > time.Second {
+					t.Errorf("a destroy that was refused for %s has held up the change for %s", refused, took)
+				}
+				w.passes("all-balanced", func() bool { see(); return w.done("all-balanced")() })
+				if slices.Contains(reasons, config.ReasonGPUInUse) {
+					t.Error("the node said GPUInUse")
+				}
+			})
+		})
+	}
+	t.Run("that another client of the driver holds for good", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			w := newWorld(t, h100)
+			w.converge("all-1g.10gb")
+			if err := w.gpus.Fail(gpusim.ComputeInstanceDestroy, gpusim.Fault{Return: gpusim.InUse, For: time.Hour}); err != nil {
+				t.Fatal(err)
+			}
+			w.label("all-balanced")
+			if c := w.untilReason(config.ReasonGPUInUse); !strings.Contains(c.Message, "no process of this node has GPU 0 open") {
+				t.Errorf("the node says %s", c.Message)
+			}
+		})
 	})
 }
 

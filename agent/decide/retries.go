@@ -65,6 +65,7 @@ type attempt struct {
 	failures     int              // in a row
 	next         time.Time        // the agent does not try the step earlier, whatever wakes the loop
 	lastDecision outcome.Decision // the decision after the last failure
+	unheldSince  time.Time        // since when no process has held the GPU that is in use; zero if it is not, or if one has
 	inUseAt      time.Time        // when the condition reported lastDecision about processes that hold the GPU; zero if it is about something else
 }
 
@@ -224,7 +225,7 @@ func tryAgain(pause time.Duration, err error) outcome.Decision {
 func (r *Retries) Failed(step plan.Step, want state.Desired, err error) outcome.Decision {
 	tried := r.attempts[step.String()]
 	tried.failures++
-	tried.inUseAt = time.Time{}
+	tried.inUseAt, tried.unheldSince = time.Time{}, time.Time{}
 	pause := r.PauseAfter(tried.failures)
 	tried.next = r.clock.Now().Add(pause)
 	tried.lastDecision = tryAgain(pause, err)
@@ -267,7 +268,7 @@ func givenUp(step plan.Step, err error) config.Reason {
 }
 
 // InUse waits for processes that belong to no pod that leaves, until the deadline for pods. Some start and end often, as a monitor's do, so the agent does
-// not report each of them.
+// not report each of them. A GPU that no process holds may be free in a moment.
 func (r *Retries) InUse(seen *state.Observed, want state.Desired, step plan.Step, err error) outcome.Decision {
 	now := r.clock.Now()
 	if seen.Journal != nil && now.After(r.Deadline(seen, want, step)) && !want.Undo {
@@ -277,6 +278,19 @@ func (r *Retries) InUse(seen *state.Observed, want state.Desired, step plan.Step
 		}}
 	}
 	tried := r.attempts[step.String()]
+	if _, is := errors.AsType[*outcome.NoHolderError](err); !is {
+		tried.unheldSince = time.Time{}
+	} else if tried.unheldSince.IsZero() {
+		tried.unheldSince = now
+	}
+	if !tried.unheldSince.IsZero() && now.Sub(tried.unheldSince) < outcome.NoHolderNews {
+		tried.next = now.Add(outcome.NoHolderRetry)
+		tried.lastDecision = outcome.Decision{
+			Reason: config.ReasonRepartitioning, Message: err.Error() + "; trying again", After: outcome.NoHolderRetry, Waits: outcome.ForStep,
+		}
+		r.attempts[step.String()] = tried
+		return tried.lastDecision
+	}
 	if now.Sub(tried.inUseAt) >= outcome.InUseNews {
 		tried.inUseAt = now
 		wait := outcome.Waiting{Advice: "to go on at once, end what holds the GPU", Message: err.Error()}

@@ -34,7 +34,7 @@ func (p *Processes) Forget(time.Time) {
 	p.unowned, p.unlisted = throttledNames{}, unlisted{}
 }
 
-// HeldBy adds the GPU's holders to an error. If it finds none, it says so: users search longest for a client that no list shows.
+// HeldBy adds the GPU's holders to an error. If it finds none, the error is a NoHolderError: users search longest for a client that no list shows.
 func (p *Processes) HeldBy(ctx context.Context, seen *state.Observed, step plan.Step, held error) error {
 	gpu, ok := seen.GPU(step.GPU)
 	if !ok {
@@ -61,7 +61,7 @@ func (p *Processes) HeldBy(ctx context.Context, seen *state.Observed, step plan.
 	case err != nil:
 		return fmt.Errorf("%w; held by %s, and perhaps by others: %w", held, strings.Join(names, ", "), err)
 	case len(names) == 0:
-		return fmt.Errorf("%w; no process of this node has GPU %d open, so a part of the driver holds it", held, gpu.Index)
+		return &outcome.NoHolderError{Err: fmt.Errorf("%w; no process of this node has GPU %d open, so a part of the driver holds it", held, gpu.Index)}
 	default:
 		return fmt.Errorf("%w; held by %s", held, strings.Join(names, ", "))
 	}

@@ -99,6 +99,15 @@ func (s *Stalled) Unwrap() error { return s.Cause }
 // ErrPlanAgain means that a step has only amended the journal. The next pass begins at once and plans by it; the agent reports nothing as done.
 var ErrPlanAgain = errors.New("the journal is amended")
 
+// NoHolderError is of a GPU that is in use, although no process that the agent can find holds it.
+type NoHolderError struct{ Err error }
+
+// Error is the text of the cause.
+func (e *NoHolderError) Error() string { return e.Err.Error() }
+
+// Unwrap is the cause.
+func (e *NoHolderError) Unwrap() error { return e.Err }
+
 // UnseenError says what the agent could not observe in this pass. It decides nothing from that, and does not end a running change.
 type UnseenError struct{ Err error }
 
