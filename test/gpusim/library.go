@@ -40,6 +40,44 @@ type ComputeInstance struct {
 	serial uint64
 }
 
+// Slot is where a GPU instance, a compute instance or a MIG device is, by the ids that the next one has there as well.
+type Slot struct {
+	gpu, gi, ci int
+	mig         bool
+}
+
+// SlotOf is the slot of a handle; it returns false for the handle of something else, or of what is gone.
+func (l *Library) SlotOf(handle any) (Slot, bool) {
+	if l.store == nil {
+		return Slot{}, false
+	}
+	st, err := l.store.load()
+	if err != nil {
+		return Slot{}, false
+	}
+	switch h := handle.(type) {
+	case GPUInstance:
+		_, i, r := st.instanceOf(h)
+		if r == Success {
+			return Slot{gpu: h.gpu, gi: i.ID, ci: NoInstance}, true
+		}
+	case ComputeInstance:
+		_, i, c, r := st.computeOf(h)
+		if r == Success {
+			return Slot{gpu: h.gpu, gi: i.ID, ci: c.ID}, true
+		}
+	case Device:
+		g, r := st.gpuAt(h.gpu)
+		if r != Success || h.mig == "" {
+			return Slot{}, false
+		}
+		if i, c := g.device(h.mig); c != nil {
+			return Slot{gpu: h.gpu, gi: i.ID, ci: c.ID, mig: true}, true
+		}
+	}
+	return Slot{}, false
+}
+
 // noGPU stands for the node as a whole.
 const noGPU = -1
 

@@ -155,11 +155,13 @@ func gpusimMissing(name *C.char) int32 {
 }
 
 // handles are the pointers that C programs hold for devices, instances and event sets. Each stands for one value as long
-// as the program runs; the memory behind it is only there so that no two are the same.
+// as the program runs; the memory behind it is only there so that no two are the same. But an instance gets the handle
+// of the former one with its id. So a program cannot find out by a handle whether an instance is still the same.
 var handles struct {
 	mu      sync.Mutex
 	pointer map[any]unsafe.Pointer
 	value   map[unsafe.Pointer]any
+	slot    map[any]unsafe.Pointer // by gpusim.Slot
 }
 
 func handleOf(v any) unsafe.Pointer {
@@ -169,9 +171,17 @@ func handleOf(v any) unsafe.Pointer {
 		return p
 	}
 	if handles.pointer == nil {
-		handles.pointer, handles.value = map[any]unsafe.Pointer{}, map[unsafe.Pointer]any{}
+		handles.pointer, handles.value, handles.slot = map[any]unsafe.Pointer{}, map[unsafe.Pointer]any{}, map[any]unsafe.Pointer{}
 	}
-	p := C.malloc(16)
+	slot, has := lib().SlotOf(v)
+	p, used := handles.slot[slot]
+	if !has || !used {
+		p = C.malloc(16)
+	}
+	if has {
+		handles.slot[slot] = p
+	}
+	delete(handles.pointer, handles.value[p])
 	handles.pointer[v], handles.value[p] = p, v
 	return p
 }
