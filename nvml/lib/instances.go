@@ -120,6 +120,7 @@ func (d *Driver) DestroyPart(ctx context.Context, gpu nvml.UUID, p nvml.Placed, 
 		if on := one[0].ProcessesOn(one[0].Devices[at]); len(on) > 0 {
 			return newError(op, gpu, nvml.ErrInUse, "%s", pids(on))
 		}
+		delete(s.stood, slot{gpu, i.id})
 		return check(op, gpu, i.compute[at].handle.Destroy())
 	})
 	if errors.Is(err, nvml.ErrNotFound) {
@@ -182,14 +183,14 @@ func (s *session) divide(op string, d device, i instance, p nvml.Placed) error {
 	if err == nil {
 		return nil
 	}
-	return withUndoError(err, undivide(d, i))
+	return withUndoError(err, s.undivide(d, i))
 }
 
 // undivide removes a GPU instance with all compute instances in it, also those of calls that have failed and yet made them.
-func undivide(d device, i instance) error {
+func (s *session) undivide(d device, i instance) error {
 	op := fmt.Sprintf("removing the half-made %v", i.Placed)
 	i.compute = nil
-	if err := readCompute(d, &i); err != nil {
+	if err := s.readCompute(d, &i); err != nil {
 		return err
 	}
 	for _, c := range i.compute {
@@ -295,6 +296,7 @@ func (p *profile) computeInfo(op string, d device, name string) (nv.ComputeInsta
 // destroy removes an instance with its compute instances. If the instance cannot go, destroy makes the removed compute instances again; those that it
 // cannot recreate are missing in the next Snapshot, and a later Destroy takes the rest.
 func (s *session) destroy(op string, d device, i instance) error {
+	delete(s.stood, slot{d.uuid, i.id})
 	for n, c := range i.compute {
 		if ret := c.handle.Destroy(); ret != nv.SUCCESS {
 			return withUndoError(check(op, d.uuid, ret), s.recreateCompute(d, &i, i.compute[:n]))

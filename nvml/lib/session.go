@@ -2,6 +2,7 @@ package lib
 
 import (
 	"fmt"
+	"maps"
 
 	nv "github.com/NVIDIA/go-nvml/pkg/nvml"
 
@@ -15,13 +16,31 @@ type session struct {
 	devices map[nvml.UUID]device
 	lacks   map[string]bool // functions, by whether the library lacks them
 	known   modelCache
-	useless bool // the library says that all GPUs are lost; after a reload of the driver only a new session finds them
+	stood   map[slot]instance // the instances of the last reading
+	useless bool              // the library says that all GPUs are lost; after a reload of the driver only a new session finds them
 }
 
 // device is a GPU as the library knows it.
 type device struct {
 	nv.Device
 	uuid nvml.UUID
+}
+
+// slot is where an instance is, by the id that the next one has there as well.
+type slot struct {
+	gpu nvml.UUID
+	gi  uint32
+}
+
+// stands replaces what is remembered of the GPU's instances.
+func (s *session) stands(gpu nvml.UUID, now []instance) {
+	maps.DeleteFunc(s.stood, func(at slot, _ instance) bool { return at.gpu == gpu })
+	if s.stood == nil {
+		s.stood = map[slot]instance{}
+	}
+	for _, i := range now {
+		s.stood[slot{gpu, i.id}] = i
+	}
 }
 
 // modelCache has the models of the GPUs, by position: it spares some hundred calls with every reading, and has the model of a

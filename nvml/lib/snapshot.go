@@ -77,6 +77,8 @@ func (s *session) gpu(index int) (nvml.GPU, error) {
 		if len(standing) == 0 {
 			s.count(d, m)
 		}
+	} else {
+		s.stands(d.uuid, nil)
 	}
 	rest, err := s.attribute(d, standing)
 	if err != nil {
@@ -189,6 +191,7 @@ func (s *session) instances(d device, m *model) ([]instance, error) {
 		}
 	}
 	slices.SortFunc(out, func(a, b instance) int { return nvml.ComparePlaced(a.Placed, b.Placed) })
+	s.stands(d.uuid, out)
 	return out, nil
 }
 
@@ -205,7 +208,7 @@ func (s *session) instance(d device, p *profile, handle nv.GpuInstance) (instanc
 	if err := s.askCompute(d, &i); err != nil {
 		return instance{}, err
 	}
-	if err := readCompute(d, &i); err != nil {
+	if err := s.readCompute(d, &i); err != nil {
 		return instance{}, err
 	}
 	i.describe()
@@ -282,7 +285,7 @@ func (s *session) computePlacements(d device, i *instance, info nv.ComputeInstan
 }
 
 // readCompute finds the compute instances of a GPU instance.
-func readCompute(d device, i *instance) error {
+func (s *session) readCompute(d device, i *instance) error {
 	for _, info := range i.profile.compute {
 		roomy := info
 		roomy.InstanceCount = max(info.InstanceCount, 16)
@@ -291,23 +294,50 @@ func readCompute(d device, i *instance) error {
 			return err
 		}
 		for _, h := range handles {
-			about, ret := h.GetInfo()
-			if err := check(fmt.Sprintf("reading a compute instance of %v", i.Placed), d.uuid, ret); err != nil {
-				return err
+			c, known := s.stillThere(d, i, h, info.Id)
+			if !known {
+				var err error
+				if c, err = readDevice(d, i, h); err != nil {
+					return err
+				}
+				c.slices, c.kind = int(info.SliceCount), info.Id
 			}
-			uuid, ret := about.Device.GetUUID() // finding the device by its index can take seconds on a full node
-			if err := check(fmt.Sprintf("reading the UUID of a device of %v", i.Placed), d.uuid, ret); err != nil {
-				return err
-			}
-			i.compute = append(i.compute, compute{
-				handle: h, device: about.Device, uuid: uuid, slices: int(info.SliceCount), start: about.Placement.Start, kind: info.Id, id: about.Id,
-			})
+			i.compute = append(i.compute, c)
 		}
 	}
 	slices.SortFunc(i.compute, func(a, b compute) int {
 		return cmp.Or(cmp.Compare(a.slices, b.slices), cmp.Compare(a.start, b.start))
 	})
 	return nil
+}
+
+// readDevice reads a compute instance and the MIG device that it makes. On a large node each device may take a tenth of a second, and to find one by
+// its index takes seconds.
+func readDevice(d device, i *instance, h nv.ComputeInstance) (compute, error) {
+	about, ret := h.GetInfo()
+	if err := check(fmt.Sprintf("reading a compute instance of %v", i.Placed), d.uuid, ret); err != nil {
+		return compute{}, err
+	}
+	uuid, ret := about.Device.GetUUID()
+	if err := check(fmt.Sprintf("reading the UUID of a device of %v", i.Placed), d.uuid, ret); err != nil {
+		return compute{}, err
+	}
+	return compute{handle: h, device: about.Device, uuid: uuid, start: about.Placement.Start, id: about.Id}, nil
+}
+
+// stillThere returns a compute instance as the last reading had it, without readDevice. Another program may have destroyed the instance since, and the
+// next one may have its ids, its place, and the library's handles. So the MIG device has to answer by the same UUID.
+func (s *session) stillThere(d device, i *instance, h nv.ComputeInstance, kind uint32) (compute, bool) {
+	was, known := s.stood[slot{d.uuid, i.id}]
+	if !known || was.handle != i.handle || was.Profile != i.Profile || was.Span != i.Span {
+		return compute{}, false
+	}
+	at := slices.IndexFunc(was.compute, func(c compute) bool { return c.handle == h && c.kind == kind })
+	if at < 0 {
+		return compute{}, false
+	}
+	uuid, ret := was.compute[at].device.GetUUID()
+	return was.compute[at], ret == nv.SUCCESS && uuid == was.compute[at].uuid
 }
 
 // describe fills in the division of an instance and its devices, as package nvml has them.

@@ -1,0 +1,160 @@
+package lib_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpuslice/gpuslice/nvml"
+	"github.com/gpuslice/gpuslice/test/gpusim"
+	"github.com/gpuslice/gpuslice/test/gpusim/gpusimtest"
+)
+
+// lookups are the functions that take the handle of a MIG device, each a tenth of a second on a large machine.
+var lookups = []string{gpusim.ComputeInstanceGetInfo, gpusim.GetMigDeviceHandleByIndex, gpusim.WalkMIGDevice}
+
+// lookedUp counts the handles of MIG devices that a call takes.
+func lookedUp(t *testing.T, n *gpusim.Node, call func()) map[string]int {
+	t.Helper()
+	if err := n.ForgetCalls(); err != nil {
+		t.Fatal(err)
+	}
+	call()
+	out := n.Reads()
+	maps.DeleteFunc(out, func(function string, _ int) bool {
+		return function != lookups[0] && function != lookups[1] && function != lookups[2]
+	})
+	return out
+}
+
+// dense is a node of eight GPUs with seven MIG devices each.
+func dense(t *testing.T, d nvml.Driver) {
+	t.Helper()
+	for _, g := range snapshot(t, d) {
+		for at := range 7 {
+			create(t, d, g, fmt.Sprintf("1g.23gb@%d", at))
+		}
+	}
+}
+
+func TestAMIGDeviceIsLookedUpOnce(t *testing.T) {
+	n := gpusimtest.Node(t, "gpus: [{model: B200, count: 8, mig: true}]")
+	dense(t, n.Driver())
+	d := openDriver(t)
+	see := func() { snapshot(t, d) }
+	var before []nvml.GPU
+	for _, step := range []struct {
+		name string
+		call func()
+		want int
+	}{
+		{"the first observation", func() { before = snapshot(t, d) }, 56},
+		{"the second", see, 0},
+		{"the health of all GPUs", func() {
+			for _, thorough := range []bool{false, true} {
+				if _, err := d.Health(t.Context(), thorough); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}, 0},
+		{"what processes use of all instances", func() {
+			sampled := map[nvml.UUID][]int{}
+			for _, g := range before {
+				for _, i := range g.Instances {
+					sampled[g.UUID] = append(sampled[g.UUID], i.ID)
+				}
+			}
+			if _, err := d.Usage(t.Context(), sampled); err != nil {
+				t.Fatal(err)
+			}
+		}, 0},
+		{"destroying one instance", func() {
+			if err := d.Destroy(t.Context(), before[3].UUID, before[3].Instances[0].Placed); err != nil {
+				t.Fatal(err)
+			}
+		}, 0},
+		{"the observation after that", see, 0},
+		{"creating it again", func() {
+			if err := d.Create(t.Context(), before[3].UUID, before[3].Instances[0].Placed); err != nil {
+				t.Fatal(err)
+			}
+		}, 0},
+		{"the observation after that", see, 1},
+	} {
+		want := map[string]int{}
+		if step.want > 0 {
+			want[gpusim.ComputeInstanceGetInfo] = step.want
+		}
+		if diff := cmp.Diff(want, lookedUp(t, n, step.call)); diff != "" {
+			t.Errorf("%s: handles of MIG devices (-want +got):\n%s", step.name, diff)
+		}
+	}
+	recut(t, n.Driver(), before[5]) // by another process
+	if diff := cmp.Diff(map[string]int{gpusim.ComputeInstanceGetInfo: 7}, lookedUp(t, n, see)); diff != "" {
+		t.Errorf("the observation after another process has recut a GPU: handles of MIG devices (-want +got):\n%s", diff)
+	}
+}
+
+// recut destroys the instances of a GPU, and makes them again at the same places.
+func recut(t *testing.T, d nvml.Driver, g nvml.GPU) {
+	t.Helper()
+	for _, i := range g.Instances {
+		if err := d.Destroy(t.Context(), g.UUID, i.Placed); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, i := range g.Instances {
+		if err := d.Create(t.Context(), g.UUID, i.Placed); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// What is remembered of an instance dies with it. The next one has the same id, the same place, and the handles of the library that the former had.
+func TestAnInstanceWithTheIDOfAFormerOneHasItsOwnDeviceAndProcesses(t *testing.T) {
+	for name, of := range map[string]func(n *gpusim.Node, d nvml.Driver) nvml.Driver{
+		"made by the agent":         func(_ *gpusim.Node, d nvml.Driver) nvml.Driver { return d },
+		"made by another process":   func(n *gpusim.Node, _ nvml.Driver) nvml.Driver { return n.Driver() },
+		"observed while it is gone": func(n *gpusim.Node, d nvml.Driver) nvml.Driver { return observed{n.Driver(), d} },
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := gpusimtest.Node(t, "gpus: [{model: B200, count: 2, mig: true}]")
+			dense(t, n.Driver())
+			d := openDriver(t)
+			before := snapshot(t, d)
+			if err := n.Hold(before[0].Instances[1].Devices[0].UUID, 4711, "python", 100); err != nil {
+				t.Fatal(err)
+			}
+			snapshot(t, d)
+			if err := n.Release(4711); err != nil {
+				t.Fatal(err)
+			}
+			recut(t, of(n, d), before[0])
+			if err := n.Hold(n.MIGDevice(0, 2), 4712, "python", 100); err != nil {
+				t.Fatal(err)
+			}
+			want, got := snapshot(t, n.Driver()), snapshot(t, d)
+			for i := range want {
+				if diff := cmp.Diff(want[i].Instances, got[i].Instances); diff != "" {
+					t.Errorf("GPU %d (-simulated +library):\n%s", i, diff)
+				}
+			}
+		})
+	}
+}
+
+// observed is a driver of another process, after each change of which this one observes.
+type observed struct {
+	nvml.Driver
+	by nvml.Driver
+}
+
+func (o observed) Destroy(ctx context.Context, gpu nvml.UUID, p nvml.Placed) error {
+	err := o.Driver.Destroy(ctx, gpu, p)
+	_, failed := o.by.Snapshot(ctx)
+	return errors.Join(err, failed)
+}
