@@ -192,11 +192,12 @@ func AdviceOn(owner state.Owner) string {
 // Notes implements Offer. If no GPU stays whole, a claim that asks for all whole GPUs finds none, and the agent does not wait for the pod that has it.
 func (driver) Notes(before, after []nvml.GPU) []string {
 	whole := func(g nvml.GPU) bool { return !g.Enabled && !g.Lost }
-	if !slices.ContainsFunc(before, whole) || slices.ContainsFunc(after, whole) {
-		return nil
+	notes := tooMany(before, after)
+	if slices.ContainsFunc(before, whole) && !slices.ContainsFunc(after, whole) {
+		notes = append(notes, "after it, no whole GPU is left: class gpu.nvidia.com matches no device of this node, so pods that claim all of them, "+
+			"as a GPUCluster's DCGM exporter, stay Pending here; the change does not wait for them")
 	}
-	return []string{"after it, no whole GPU is left: class gpu.nvidia.com matches no device of this node, so pods that claim all of them, as a GPUCluster's DCGM exporter, " +
-		"stay Pending here; the change does not wait for them"}
+	return notes
 }
 
 // Closable implements Offer. It returns none for a node that is fenced or cordoned already, or while the slices disagree with the GPUs.

@@ -247,3 +247,25 @@ func Operands(seen *state.Observed) (pauses []plan.Pause, pods []plan.Operand) {
 	}
 	return pauses, pods
 }
+
+// manyDevices is the least number of MIG devices with which a program of NVIDIA's has not started: eight H200s with three each. With two each it has.
+const manyDevices = 24
+
+// tooMany names the programs of NVIDIA's that do not start where there are many MIG devices, if the change makes a node such a one.
+func tooMany(before, after []nvml.GPU) []string {
+	devices := func(gpus []nvml.GPU) (n int) {
+		for _, g := range gpus {
+			for _, i := range g.Instances {
+				n += len(i.Placed.Devices())
+			}
+		}
+		return n
+	}
+	n := devices(after)
+	if n < manyDevices || n <= devices(before) {
+		return nil
+	}
+	return []string{fmt.Sprintf("after it, the node has %d MIG devices: on nodes with %d and more, NVIDIA's dcgm-exporter has not started (NVIDIA/gpu-operator#2482), and with 56 "+
+		"GPU feature discovery has timed out (#2155); the change does not wait for them; if they fail, request larger instances, or see deploy/README.md, "+
+		"Many MIG devices", n, manyDevices)}
+}

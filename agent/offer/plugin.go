@@ -134,7 +134,7 @@ func (p plugin) Text(want state.Desired) string {
 func (plugin) advice() string { return "see the device plugin's log on this node" }
 
 // Notes implements Offer.
-func (plugin) Notes(_, _ []nvml.GPU) []string { return nil }
+func (plugin) Notes(before, after []nvml.GPU) []string { return tooMany(before, after) }
 
 // ListsParts implements Offer. The plugin does so under the strategies single and mixed.
 func (p plugin) ListsParts() bool {

@@ -136,6 +136,40 @@ func TestThatNoWholeGPUIsLeftIsSaid(t *testing.T) {
 	}
 }
 
+// Some programs of NVIDIA's do not start on nodes with many MIG devices, whoever offers these.
+func TestThatManyMIGDevicesAreTooManyForSomeProgramsIsSaid(t *testing.T) {
+	t.Parallel()
+	with := func(devices int) (out []nvml.GPU) {
+		for range devices / 2 {
+			g := nvml.GPU{Enabled: true}
+			g.Instances = []nvml.Instance{
+				{Placed: nvml.Placed{Profile: "3g.71gb"}}, {Placed: nvml.Placed{Profile: "3g.71gb", Span: nvml.Span{Start: 4, Size: 4}}},
+			}
+			out = append(out, g)
+		}
+		return out
+	}
+	divided := with(14)
+	divided[0].Instances[0].Compute = strings.TrimSuffix(strings.Repeat("1c+", 11), "+")
+	for name, row := range map[string]struct {
+		before, after []nvml.GPU
+		says          string
+	}{
+		"as many as have been seen to work": {with(0), with(16), ""},
+		"more":                              {with(0), with(24), "the node has 24 MIG devices"},
+		"still more":                        {with(24), with(56), "the node has 56 MIG devices"},
+		"fewer than before":                 {with(56), with(24), ""},
+		"instances that are divided":        {with(0), divided, "the node has 24 MIG devices"},
+	} {
+		for _, owner := range []state.Owner{{Kind: api.OwnerPlugin, Plugin: "pod"}, {Kind: api.OwnerDRAStatic}} {
+			said := strings.Join(offer.Of(&state.Observed{Owner: owner}).Notes(row.before, row.after), "\n")
+			if !strings.Contains(said, row.says) || (said == "") != (row.says == "") {
+				t.Errorf("%s, %s: %q", name, owner.Kind, said)
+			}
+		}
+	}
+}
+
 // Only what goes with the pods that leave is lost, and only what nothing brings back.
 func TestWhatIsLostForGood(t *testing.T) {
 	t.Parallel()
