@@ -17,6 +17,14 @@ import (
 // loads the library now. After an Upgrade each of its calls is nvml.ErrReplaced, and only a new Driver works.
 func (n *Node) Driver() nvml.Driver { return n.driver() }
 
+// Outside is Driver for whoever prepares a node or observes it from outside: its calls take no time, do not fail by a
+// fault, and are not counted.
+func (n *Node) Outside() nvml.Driver {
+	d := n.driver()
+	d.library.outside = true
+	return d
+}
+
 // Health returns what the node's GPUs report about themselves, as Driver does.
 func (n *Node) Health() nvml.HealthReader { return n.driver() }
 
