@@ -6,12 +6,14 @@ import (
 	"fmt"
 	"maps"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpuslice/gpuslice/nvml"
 	"github.com/gpuslice/gpuslice/test/gpusim"
 	"github.com/gpuslice/gpuslice/test/gpusim/gpusimtest"
+	"github.com/gpuslice/gpuslice/test/receive"
 )
 
 // lookups are the functions that take the handle of a MIG device, each a tenth of a second on a large machine.
@@ -157,4 +159,26 @@ func (o observed) Destroy(ctx context.Context, gpu nvml.UUID, p nvml.Placed) err
 	err := o.Driver.Destroy(ctx, gpu, p)
 	_, failed := o.by.Snapshot(ctx)
 	return errors.Join(err, failed)
+}
+
+// With a short setting timeouts.driverCall, the first observation of a large machine takes longer than that, and so would each later one.
+func TestWhatAnAbandonedObservationHasSeenIsNotLookedUpAgain(t *testing.T) {
+	n := gpusimtest.Node(t, "latency: dense\ngpus: [{model: B200, count: 2, mig: true}]")
+	dense(t, n.Outside())
+	d := openDriver(t)
+	var answered bool
+	taken := lookedUp(t, n, func() {
+		for range 10 {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second) // the handles take 1.3 s
+			_, err := d.Snapshot(ctx)
+			cancel()
+			if answered = err == nil; answered {
+				return
+			}
+			receive.From(t, time.After(200*time.Millisecond))
+		}
+	})
+	if !answered || taken[gpusim.ComputeInstanceGetInfo] != 14 {
+		t.Errorf("an observation has answered: %t; handles of MIG devices: %v", answered, taken)
+	}
 }
