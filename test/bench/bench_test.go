@@ -54,7 +54,7 @@ func observe(t *testing.T, node *gpusim.Node) []nvml.GPU {
 
 // A scenario that is written wrongly would measure something else than its name says.
 func TestScenariosBeginAsTheySay(t *testing.T) {
-	for _, s := range scenarios {
+	for _, s := range slices.Concat(scenarios, profiled) {
 		t.Run(s.name, func(t *testing.T) {
 			_, gpus := begin(t, s)
 			held := map[string]int{}
@@ -265,11 +265,11 @@ func TestTheBoundIsWhatTheRecordedCallsTake(t *testing.T) {
 	if want := 80 * time.Millisecond; r.bound != want { // twice 2 + 3 + 5 + 30
 		t.Errorf("the bound of %v is %s, want %s", r.calls, r.bound, want)
 	}
-	if r.above() != r.said-r.bound || r.above() < 0 {
-		t.Errorf("%s is said to be above the bound, of %s", r.above(), r.said)
+	if r.own() != r.said-r.bound || r.own() < 0 {
+		t.Errorf("%s is said to be its own share of %s", r.own(), r.said)
 	}
-	if silent := (result{bound: time.Second}).above(); silent != 0 {
-		t.Errorf("a program that says nothing is %s above its bound", silent)
+	if silent := (result{bound: time.Second}).own(); silent != 0 {
+		t.Errorf("a program that says nothing has an own share of %s", silent)
 	}
 }
 

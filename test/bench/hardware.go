@@ -7,8 +7,6 @@ import (
 	"slices"
 	"strings"
 
-	"golang.org/x/sync/errgroup"
-
 	"github.com/gpuslice/gpuslice/nvml"
 	"github.com/gpuslice/gpuslice/test/gpusim"
 )
@@ -37,32 +35,27 @@ func cuts(gpus []nvml.GPU) []cut {
 	return out
 }
 
-// prepare cuts the GPUs as the scenario begins. All are worked on at once, since each call takes as long as on hardware.
+// prepare cuts the GPUs as the scenario begins.
 func prepare(ctx context.Context, node *gpusim.Node, start []map[string]int) error {
-	gpus, err := node.Driver().Snapshot(ctx)
+	gpus, err := node.Outside().Snapshot(ctx)
 	if err != nil {
 		return fmt.Errorf("preparing the GPUs: %w", err)
 	}
-	group, ctx := errgroup.WithContext(ctx)
 	for i, gpu := range gpus {
 		if len(start[i]) == 0 {
 			continue
 		}
-		group.Go(func() error {
-			solution, err := nvml.Solve(gpu, start[i])
-			if err != nil {
+		solution, err := nvml.Solve(gpu, start[i])
+		if err != nil {
+			return fmt.Errorf("preparing GPU %d: %w", i, err)
+		}
+		for _, placed := range solution.Create {
+			if err := node.Outside().Create(ctx, gpu.UUID, placed); err != nil {
 				return fmt.Errorf("preparing GPU %d: %w", i, err)
 			}
-			driver := node.Driver()
-			for _, placed := range solution.Create {
-				if err := driver.Create(ctx, gpu.UUID, placed); err != nil {
-					return fmt.Errorf("preparing GPU %d: %w", i, err)
-				}
-			}
-			return nil
-		})
+		}
 	}
-	return group.Wait()
+	return nil
 }
 
 // firstPID is above what Linux gives to real processes.
@@ -70,7 +63,7 @@ const firstPID = 5_000_000
 
 // hold gives instances to processes where there are no pods to do so: the first ones of each profile.
 func hold(ctx context.Context, node *gpusim.Node, users map[string]int) error {
-	gpus, err := node.Driver().Snapshot(ctx)
+	gpus, err := node.Outside().Snapshot(ctx)
 	if err != nil {
 		return fmt.Errorf("giving instances to processes: %w", err)
 	}

@@ -76,7 +76,7 @@ func (o options) bench(ctx context.Context) error {
 			return err
 		}
 	}
-	nvidia, err := buildNVIDIA(ctx, builder, len(t.rows)+len(t.still) > 0)
+	nvidia, err := buildNVIDIA(ctx, builder, len(t.rows)+len(t.profiled)+len(t.still) > 0)
 	if err != nil {
 		return err
 	}
@@ -96,13 +96,17 @@ func (o options) measure(ctx context.Context, dir string, parts node.Parts, nvid
 		}
 	}
 	began := time.Now()
-	if err := errors.Join(o.runAll(ctx, dir, t.rows, st, nvidia), o.runFaults(ctx, dir, t.sick, st), o.runIdle(ctx, dir, t.still, st, nvidia)); err != nil {
+	if err := errors.Join(o.runAll(ctx, dir, "n", t.rows, st, nvidia), o.runAll(ctx, dir, "p", t.profiled, st, nvidia), o.runFaults(ctx, dir, t.sick, st), o.runIdle(ctx, dir, t.still, st, nvidia)); err != nil {
 		return err
 	}
 	if len(t.rows) > 0 {
 		fmt.Println(tabulate(t.rows, o.markdown))
 		fmt.Println(tabulateSpent(t.rows, o.markdown))
 		fmt.Println(tabulateRequests(t.rows, o.markdown))
+	}
+	if len(t.profiled) > 0 {
+		fmt.Println(tabulateProfiles(t.profiled, o.markdown))
+		fmt.Println(tabulateSpent(t.profiled, o.markdown))
 	}
 	if len(t.sick) > 0 {
 		fmt.Println(tabulateFaults(t.sick, o.markdown))
@@ -159,9 +163,10 @@ func (p measured) in(s scenario) func(*stage, incumbent.Programs) contender {
 
 // tables are the requested rows.
 type tables struct {
-	rows  []row
-	sick  []faultRow
-	still []idleRow
+	rows     []row
+	profiled []row // by latency profile
+	sick     []faultRow
+	still    []idleRow
 }
 
 // dra reports whether a row needs NVIDIA's DRA driver.
@@ -179,18 +184,23 @@ func (o options) tables() (t tables, err error) {
 	if err != nil {
 		return t, fmt.Errorf("reading --program: %w", err)
 	}
-	for _, s := range scenarios {
-		for _, p := range programs {
-			if p.in(s) != nil && scenarioMatch.MatchString(s.name) && programMatch.MatchString(p.name) {
-				t.rows = append(t.rows, row{scenario: s, program: p, runs: make([]result, o.repeat)})
-			}
-		}
-	}
+	t.rows, t.profiled = o.rowsOf(scenarios, scenarioMatch, programMatch), o.rowsOf(profiled, scenarioMatch, programMatch)
 	t.sick, t.still = o.faultRows(scenarioMatch, programMatch), o.idleRows(scenarioMatch, programMatch)
-	if len(t.rows)+len(t.sick)+len(t.still) == 0 || o.repeat < 1 {
+	if len(t.rows)+len(t.profiled)+len(t.sick)+len(t.still) == 0 || o.repeat < 1 {
 		return t, errors.New("nothing to run: no scenario and program match, or --repeat is less than 1")
 	}
 	return t, nil
+}
+
+func (o options) rowsOf(all []scenario, scenario, program *regexp.Regexp) (out []row) {
+	for _, s := range all {
+		for _, p := range programs {
+			if p.in(s) != nil && scenario.MatchString(s.name) && program.MatchString(p.name) {
+				out = append(out, row{scenario: s, program: p, runs: make([]result, o.repeat)})
+			}
+		}
+	}
+	return out
 }
 
 func (o options) faultRows(scenario, program *regexp.Regexp) (out []faultRow) {
@@ -238,9 +248,9 @@ func (o options) each(ctx context.Context, dir, table string, rows, parallel int
 	return group.Wait()
 }
 
-// runAll fills in the first table.
-func (o options) runAll(ctx context.Context, dir string, rows []row, st *stage, p incumbent.Programs) error {
-	return o.each(ctx, dir, "n", len(rows), o.parallel, func(ctx context.Context, j, i int, at string) error {
+// runAll fills in rows of changes.
+func (o options) runAll(ctx context.Context, dir, table string, rows []row, st *stage, p incumbent.Programs) error {
+	return o.each(ctx, dir, table, len(rows), o.parallel, func(ctx context.Context, j, i int, at string) error {
 		r := rows[j]
 		s := r.scenario
 		s.config = filepath.Base(at)

@@ -16,6 +16,7 @@ import (
 type result struct {
 	calls  map[string]int // of functions of NVML that change something, those among them that failed
 	bound  time.Duration  // what these calls take, one after the other
+	looked int            // how many handles of MIG devices all programs of the node have taken
 	said   time.Duration  // from the request until the program says that it is done, or has failed; 0 for one that says nothing
 	ready  time.Duration  // from the request until the node offers what the GPUs have, for good
 	noNode bool           // there is no cluster: ready and what follows have no meaning
@@ -47,6 +48,8 @@ func (r result) mutations() int {
 func (r *result) count(gpus *gpusim.Node) {
 	r.calls = gpus.Calls()
 	r.bound = bound(r.calls, gpus.Delays())
+	reads := gpus.Reads()
+	r.looked = reads[gpusim.ComputeInstanceGetInfo] + reads[gpusim.GetMigDeviceHandleByIndex] + reads[gpusim.WalkMIGDevice]
 }
 
 // bound is the time of all calls. No program can be faster that makes these calls: the driver's kernel module has one lock for them, so those
@@ -58,8 +61,8 @@ func bound(calls map[string]int, takes map[string]time.Duration) (sum time.Durat
 	return sum
 }
 
-// above is what the program took beyond its calls; 0 if it says nothing.
-func (r result) above() time.Duration {
+// own is what the program took beyond its calls; 0 if it says nothing.
+func (r result) own() time.Duration {
 	if r.said == 0 {
 		return 0
 	}

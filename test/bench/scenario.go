@@ -25,6 +25,9 @@ type scenario struct {
 	// time.
 	config string
 
+	// latency is the latency profile of the simulated GPUs; empty for the cautious one.
+	latency string
+
 	dra bool // NVIDIA's DRA driver offers the GPUs, in place of the device plugin
 }
 
@@ -111,6 +114,40 @@ var scenarios = []scenario{
 	},
 }
 
+// profiled are the rows of the table by latency profile: two changes, on GPUs that nothing uses, as NVIDIA's tools ask for.
+var profiled = []scenario{
+	recut(gpusim.LatencyA100, "A100-80GB", "1g.10gb", "3g.40gb"),
+	recut(gpusim.LatencyHopperFast, "H100-80GB", "1g.10gb", "3g.40gb"),
+	recut(gpusim.LatencyHopperSlow, "H100-80GB", "1g.10gb", "3g.40gb"),
+	recut(gpusim.LatencyDense, "B200", "1g.23gb", "3g.90gb"),
+	firstCut(gpusim.LatencyA100, "A100-80GB", "1g.10gb"),
+	firstCut(gpusim.LatencyHopperFast, "H100-80GB", "1g.10gb"),
+	firstCut(gpusim.LatencyHopperSlow, "H100-80GB", "1g.10gb"),
+}
+
+// recut is one GPU of eight that becomes two halves.
+func recut(latency, model, slice, half string) scenario {
+	return scenario{
+		name:    fmt.Sprintf("%s: eight simulated %ss in 56 slices, one becomes two halves", latency, model),
+		gpus:    []gpusim.GPUSpec{{Model: model, Count: 8, MIG: true}},
+		start:   repeat(8, map[string]int{slice: 7}),
+		latency: latency,
+		rules: fmt.Sprintf(`[{devices: [3], mig-enabled: true, mig-devices: {%s: 2}},
+		         {devices: [0, 1, 2, 4, 5, 6, 7], mig-enabled: true, mig-devices: {%s: 7}}]`, half, slice),
+	}
+}
+
+// firstCut is eight whole GPUs that become slices.
+func firstCut(latency, model, slice string) scenario {
+	return scenario{
+		name:    fmt.Sprintf("%s: eight simulated %ss, MIG off to 56 slices", latency, model),
+		gpus:    []gpusim.GPUSpec{{Model: model, Count: 8}},
+		start:   repeat(8, nil),
+		latency: latency,
+		rules:   fmt.Sprintf(`[{devices: all, mig-enabled: true, mig-devices: {%s: 7}}]`, slice),
+	}
+}
+
 func repeat(n int, devices map[string]int) []map[string]int {
 	out := make([]map[string]int, n)
 	for i := range out {
@@ -125,7 +162,9 @@ func (s scenario) file() []byte {
 }
 
 // spec is the scenario's GPUs. Their calls take as long as on hardware.
-func (s scenario) spec() gpusim.Spec { return gpusim.Spec{GPUs: s.gpus, Latency: gpusim.LatencyCautious} }
+func (s scenario) spec() gpusim.Spec {
+	return gpusim.Spec{GPUs: s.gpus, Latency: cmp.Or(s.latency, gpusim.LatencyCautious)}
+}
 
 // capacity is what a node with these GPUs advertises while they are not shared.
 func (s scenario) capacity(gpus []nvml.GPU) map[string]int {

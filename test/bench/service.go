@@ -95,7 +95,7 @@ type census struct {
 }
 
 func (at *site) count(ctx context.Context) (c census, err error) {
-	if c.gpus, err = at.GPUs.Driver().Snapshot(ctx); err != nil {
+	if c.gpus, err = at.GPUs.Outside().Snapshot(ctx); err != nil {
 		return c, fmt.Errorf("looking at the GPUs: %w", err)
 	}
 	if c.users, err = at.users(ctx); err != nil {

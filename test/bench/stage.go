@@ -162,7 +162,7 @@ func (at *site) close(ctx context.Context) error {
 // offers reports whether the node offers exactly what its GPUs have to give.
 func (at *site) offers(of func([]nvml.GPU) map[string]int) func(context.Context, sample) (bool, error) {
 	return func(ctx context.Context, s sample) (bool, error) {
-		gpus, err := at.GPUs.Driver().Snapshot(ctx)
+		gpus, err := at.GPUs.Outside().Snapshot(ctx)
 		if err != nil {
 			return false, fmt.Errorf("looking at the GPUs: %w", err)
 		}

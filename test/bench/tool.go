@@ -32,7 +32,7 @@ func (t tool) run(ctx context.Context, dir string, s scenario) (r result, err er
 	if err := os.WriteFile(file, s.file(), 0o600); err != nil {
 		return r, fmt.Errorf("writing the config: %w", err)
 	}
-	before, err := host.GPUs.Driver().Snapshot(ctx)
+	before, err := host.GPUs.Outside().Snapshot(ctx)
 	if err != nil {
 		return r, fmt.Errorf("looking at the GPUs before: %w", err)
 	}
@@ -46,7 +46,7 @@ func (t tool) run(ctx context.Context, dir string, s scenario) (r result, err er
 		return r, ctx.Err()
 	}
 	r.count(host.GPUs)
-	after, err := host.GPUs.Driver().Snapshot(ctx)
+	after, err := host.GPUs.Outside().Snapshot(ctx)
 	if err != nil {
 		return r, fmt.Errorf("looking at the GPUs after: %w", err)
 	}
