@@ -128,11 +128,10 @@ func (r Report) Agrees() bool {
 	return r.Condition.Reason == string(r.Status.Reason) && !r.Condition.LastHeartbeatTime.Time.Before(r.Status.Since.Truncate(time.Second))
 }
 
-// AnswersAnother reports whether the agent's last report is about another request than the node's labels make. Of a status that cannot be read, or that the
-// agent has not written yet, nothing is known but by a condition which says that nothing is requested.
+// AnswersAnother reports whether the agent's last report is about another request than the node's labels make. Of
+// a status that cannot be read, nothing is known.
 func (r Report) AnswersAnother(n *corev1.Node) bool {
-	known := r.Status.Phase != "" || r.Condition.Reason == string(config.ReasonNotRequested)
-	return known && !r.StandsAlone() && !r.Answers(n)
+	return r.Status.Phase != "" && !r.StandsAlone() && !r.Answers(n)
 }
 
 // failedObservations are the reasons of a condition that says why the agent could not observe the node, and is not Unknown.

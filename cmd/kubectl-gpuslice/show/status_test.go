@@ -198,15 +198,6 @@ func TestAConditionAheadOfItsStatusAnswersNoOtherRequest(t *testing.T) {
 			t.Errorf("%s ahead of the status about the same: %s is said", reason, reasonOf(v))
 		}
 	}
-	n := agenttest.GPUNode("gpu-1")
-	delete(n.Annotations, config.AnnotationStatus) // of an agent that has died before its first one
-	if v := viewOf(n, time.Now()); reasonOf(v) != string(config.ReasonNotRequested) {
-		t.Errorf("without a status and a request: %s is said", reasonOf(v))
-	}
-	n.Labels[config.LabelProfile] = "training"
-	if v := viewOf(n, time.Now()); reasonOf(v) != "NotSeenYet" {
-		t.Errorf("without a status, of a node with a label: %s is said", reasonOf(v))
-	}
 }
 
 // A pass that ends early leaves the status of an earlier one. Its phase beside the reason of the condition would say that the agent does nothing more,
