@@ -32,6 +32,9 @@ type Options struct {
 	Library string
 	// Logger gets successful operations, at debug level; nil for none.
 	Logger *zap.Logger
+	// Wrap returns what is called in place of the library, to time its calls: nil for the library itself. Handles that it replaces must be comparable,
+	// and equal where the library's are.
+	Wrap func(nv.Interface) nv.Interface
 }
 
 // Driver is nvml.Driver on the hardware. A driver that is unloaded is ErrNoDriver until it is loaded again in the same version; then the next call
@@ -180,7 +183,7 @@ func (d *Driver) open() (*session, error) {
 	}
 	remember(path)
 	d.setPath("")
-	lib, err := d.opened.open(path)
+	lib, err := d.opened.open(path, d.options.Wrap)
 	if err != nil {
 		return nil, err
 	}

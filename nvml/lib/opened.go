@@ -16,12 +16,15 @@ type opened struct {
 }
 
 // open initialises the library, unless another user has it open.
-func (o *opened) open(path string) (nv.Interface, error) {
+func (o *opened) open(path string, wrap func(nv.Interface) nv.Interface) (nv.Interface, error) {
 	if lib, ok := o.join(); ok {
 		return lib, nil
 	}
 	// Only open initialises it: go-nvml then binds its functions again, and does not lock out their callers while it does.
 	lib := nv.New(nv.WithLibraryPath(path))
+	if wrap != nil {
+		lib = wrap(lib)
+	}
 	if err := check("initialising NVIDIA's library", "", lib.Init()); err != nil {
 		return nil, err
 	}
