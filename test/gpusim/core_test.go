@@ -607,6 +607,20 @@ func TestSpecsAreRefusedWithTheReason(t *testing.T) {
 	}
 }
 
+func TestARealGPUIsLikeTheModelWithItsProfiles(t *testing.T) {
+	for _, model := range gpusim.Models() {
+		gpus, err := node(t, "gpus: [{model: "+model+"}]").Driver().Snapshot(t.Context())
+		must(t, err)
+		if like, all := gpusim.Like(gpus[0]); like != model || !all {
+			t.Errorf("%s is like %s, %t", model, like, all)
+		}
+	}
+	unknown := nvml.GPU{ComputeCapability: nvml.ComputeCapability{Major: 10}, Profiles: []nvml.Profile{{Name: "1g.23gb"}, {Name: "1g.99gb"}}}
+	if like, all := gpusim.Like(unknown); like != "B200" || all {
+		t.Errorf("a GPU with a profile of a B200 is like %s, %t", like, all)
+	}
+}
+
 // A walk of legal and illegal operations, on every model, keeps what must always hold.
 func TestRandomWalksKeepTheInvariants(t *testing.T) {
 	for _, model := range gpusim.Models() {

@@ -97,6 +97,27 @@ func (m *model) slotCount() int { return m.Slices }
 // Models are the names that a Spec may use.
 func Models() []string { return slices.Sorted(maps.Keys(models)) }
 
+// Like returns the model with the most profiles of a real GPU, and of its generation where there are several, and whether it has all of them.
+func Like(g nvml.GPU) (name string, all bool) {
+	best := -1
+	for _, candidate := range Models() {
+		m := models[candidate]
+		shared, generation := 0, 0
+		for _, p := range m.Profiles {
+			if _, has := g.Profile(p.Name); has {
+				shared++
+			}
+		}
+		if m.Compute[0] == g.ComputeCapability.Major {
+			generation = 1
+		}
+		if score := 2*shared + generation; score > best {
+			best, name, all = score, candidate, shared == len(g.Profiles) && generation == 1
+		}
+	}
+	return name, all
+}
+
 var (
 	singles = []int{0, 1, 2, 3, 4, 5, 6}
 	doubles = []int{0, 2, 4, 6}
