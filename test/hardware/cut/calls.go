@@ -1,0 +1,222 @@
+package cut
+
+import (
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	nv "github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"github.com/gpuslice/gpuslice/test/gpusim"
+)
+
+// Calls times calls into NVIDIA's library where the agent's driver makes them: nvml/lib.Options.Wrap takes Wrap.
+type Calls struct {
+	mu   sync.Mutex
+	lib  nv.Interface
+	made []Call
+}
+
+// Call is one call into the library.
+type Call struct {
+	Function string // as test/gpusim names it
+	Took     time.Duration
+	Refused  bool // it returned another code than SUCCESS
+}
+
+// Take returns the calls since the last Take.
+func (c *Calls) Take() []Call {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	out := c.made
+	c.made = nil
+	return out
+}
+
+// Wrap times the calls of a library.
+func (c *Calls) Wrap(lib nv.Interface) nv.Interface {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.lib = timedLibrary{lib, c}
+	return c.lib
+}
+
+func (c *Calls) note(function string, took time.Duration, ret nv.Return) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.made = append(c.made, Call{function, took, ret != nv.SUCCESS})
+}
+
+// version names the driver, for people.
+func (c *Calls) version() string {
+	if v, ret := c.lib.SystemGetDriverVersion(); ret == nv.SUCCESS {
+		return "driver " + v
+	}
+	return "a driver that does not say its version"
+}
+
+// walk takes the handle of each MIG device of a GPU by its index, and by its UUID. For the UUID the library goes through all MIG devices of the machine,
+// which are so many. The library has to be open, and no other call may run.
+func (c *Calls) walk(index, devices int) error {
+	d, ret := c.lib.DeviceGetHandleByIndex(index)
+	if ret != nv.SUCCESS {
+		return ret
+	}
+	most, ret := d.GetMaxMigDeviceCount()
+	if ret != nv.SUCCESS {
+		return ret
+	}
+	for i := range most {
+		began := time.Now()
+		mig, ret := d.GetMigDeviceHandleByIndex(i)
+		if ret == nv.ERROR_NOT_FOUND {
+			continue // there may be fewer
+		}
+		c.note(gpusim.GetMigDeviceHandleByIndex, time.Since(began), ret)
+		if ret != nv.SUCCESS {
+			return ret
+		}
+		uuid, ret := mig.GetUUID()
+		if ret != nv.SUCCESS {
+			return ret
+		}
+		began = time.Now()
+		_, ret = c.lib.DeviceGetHandleByUUID(uuid)
+		c.note(gpusim.WalkMIGDevice, time.Since(began)/time.Duration(devices), ret)
+		if ret != nv.SUCCESS {
+			return ret
+		}
+	}
+	return nil
+}
+
+// The types below are values that can be compared: the driver compares handles.
+type (
+	timedLibrary struct {
+		nv.Interface
+		calls *Calls
+	}
+	timedGPU struct {
+		nv.Device
+		calls *Calls
+	}
+	timedInstance struct {
+		nv.GpuInstance
+		calls *Calls
+	}
+	timedPart struct {
+		nv.ComputeInstance
+		calls *Calls
+	}
+)
+
+// Init implements nv.Interface.
+func (l timedLibrary) Init() nv.Return {
+	began := time.Now()
+	ret := l.Interface.Init()
+	l.calls.note(gpusim.Init, time.Since(began), ret)
+	return ret
+}
+
+// DeviceGetHandleByIndex implements nv.Interface.
+func (l timedLibrary) DeviceGetHandleByIndex(index int) (nv.Device, nv.Return) {
+	d, ret := l.Interface.DeviceGetHandleByIndex(index)
+	return timedGPU{d, l.calls}, ret
+}
+
+// GetMigMode implements nv.Device.
+func (d timedGPU) GetMigMode() (current, pending int, ret nv.Return) {
+	began := time.Now()
+	current, pending, ret = d.Device.GetMigMode()
+	d.calls.note(gpusim.GetMigMode, time.Since(began), ret)
+	return current, pending, ret
+}
+
+// SetMigMode implements nv.Device.
+func (d timedGPU) SetMigMode(mode int) (activation, ret nv.Return) {
+	began := time.Now()
+	activation, ret = d.Device.SetMigMode(mode)
+	d.calls.note(gpusim.SetMigMode, time.Since(began), ret)
+	return activation, ret
+}
+
+// CreateGpuInstanceWithPlacement implements nv.Device.
+func (d timedGPU) CreateGpuInstanceWithPlacement(info *nv.GpuInstanceProfileInfo, at *nv.GpuInstancePlacement) (nv.GpuInstance, nv.Return) {
+	began := time.Now()
+	i, ret := d.Device.CreateGpuInstanceWithPlacement(info, at)
+	d.calls.note(gpusim.CreateGpuInstanceWithPlacement, time.Since(began), ret)
+	return timedInstance{i, d.calls}, ret
+}
+
+// GetGpuInstances implements nv.Device.
+func (d timedGPU) GetGpuInstances(info *nv.GpuInstanceProfileInfo) ([]nv.GpuInstance, nv.Return) {
+	found, ret := d.Device.GetGpuInstances(info)
+	for n := range found {
+		found[n] = timedInstance{found[n], d.calls}
+	}
+	return found, ret
+}
+
+// Destroy implements nv.GpuInstance.
+func (i timedInstance) Destroy() nv.Return {
+	began := time.Now()
+	ret := i.GpuInstance.Destroy()
+	i.calls.note(gpusim.GpuInstanceDestroy, time.Since(began), ret)
+	return ret
+}
+
+// CreateComputeInstance implements nv.GpuInstance.
+func (i timedInstance) CreateComputeInstance(info *nv.ComputeInstanceProfileInfo) (nv.ComputeInstance, nv.Return) {
+	began := time.Now()
+	p, ret := i.GpuInstance.CreateComputeInstance(info)
+	i.calls.note(gpusim.CreateComputeInstance, time.Since(began), ret)
+	return timedPart{p, i.calls}, ret
+}
+
+// CreateComputeInstanceWithPlacement implements nv.GpuInstance.
+func (i timedInstance) CreateComputeInstanceWithPlacement(info *nv.ComputeInstanceProfileInfo, at *nv.ComputeInstancePlacement) (nv.ComputeInstance, nv.Return) {
+	began := time.Now()
+	p, ret := i.GpuInstance.CreateComputeInstanceWithPlacement(info, at)
+	i.calls.note(gpusim.CreateComputeInstanceWithPlacement, time.Since(began), ret)
+	return timedPart{p, i.calls}, ret
+}
+
+// GetComputeInstances implements nv.GpuInstance.
+func (i timedInstance) GetComputeInstances(info *nv.ComputeInstanceProfileInfo) ([]nv.ComputeInstance, nv.Return) {
+	found, ret := i.GpuInstance.GetComputeInstances(info)
+	for n := range found {
+		found[n] = timedPart{found[n], i.calls}
+	}
+	return found, ret
+}
+
+// GetInfo implements nv.ComputeInstance.
+func (p timedPart) GetInfo() (nv.ComputeInstanceInfo, nv.Return) {
+	began := time.Now()
+	info, ret := p.ComputeInstance.GetInfo()
+	p.calls.note(gpusim.ComputeInstanceGetInfo, time.Since(began), ret)
+	return info, ret
+}
+
+// Destroy implements nv.ComputeInstance.
+func (p timedPart) Destroy() nv.Return {
+	began := time.Now()
+	ret := p.ComputeInstance.Destroy()
+	p.calls.note(gpusim.ComputeInstanceDestroy, time.Since(began), ret)
+	return ret
+}
+
+// changes reports whether a function changes a GPU.
+func changes(function string) bool {
+	return function == gpusim.SetMigMode || strings.HasPrefix(function, "Create") || strings.HasSuffix(function, "Destroy")
+}
+
+// changing is the time of the calls that change a GPU.
+func changing(calls []Call) time.Duration {
+	var sum time.Duration
+	for _, c := range slices.DeleteFunc(slices.Clone(calls), func(c Call) bool { return !changes(c.Function) }) {
+		sum += c.Took
+	}
+	return sum
+}
