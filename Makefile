@@ -121,9 +121,11 @@ bench-fleet: ## a table of figures: what fleets of agents ask of the API server 
 	go run ./test/bench/fleet $(BENCHFLAGS)
 
 # On a machine without NVIDIA's driver the GPUs are simulated, and the table says so.
+CUTFLAGS = $(if $(filter restore,$(CUT)),--restore,--cut --confirm='$(CONFIRM)' --profile=bin/gpuslice-latency.yaml)
 .PHONY: hardware
-hardware: ## try it on this machine's GPUs, of which nothing is changed; on simulated ones where there are none
-	go run ./test/hardware $(if $(wildcard /dev/nvidiactl),,--simulated) $(HARDWAREFLAGS)
+hardware: ## try it on this machine's GPUs, of which nothing is changed, or on simulated ones (CUT=1: measure cutting, and undo it)
+	$(if $(CUT),mkdir -p bin)
+	go run ./test/hardware $(if $(wildcard /dev/nvidiactl),,--simulated) $(if $(CUT),$(CUTFLAGS)) $(HARDWAREFLAGS)
 
 .PHONY: hardware-bundle
 hardware-bundle: ## the same as one archive, for a machine with a GPU where nothing can be fetched (needs xz)

@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpuslice/gpuslice/nvml"
+	"github.com/gpuslice/gpuslice/test/gpusim"
 )
 
 // reads are the methods of nvml.Driver that change nothing of a GPU.
@@ -60,5 +61,27 @@ func TestEachCallThatWouldChangeAGPUIsRefusedAndFailsTheRun(t *testing.T) {
 	}
 	if len(g.calls()) != len(changing) || len(ended) != len(changing) {
 		t.Errorf("%d calls were refused, %d are remembered, %d have ended the run", len(changing), len(g.calls()), len(ended))
+	}
+}
+
+func TestARunThatCutsChangesItsOwnGPUsAlone(t *testing.T) {
+	spec, err := gpusim.ParseSpec([]byte("gpus: [{model: H100-80GB, count: 2}]"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	n, err := gpusim.Create(t.TempDir(), spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = n.Close() })
+	g := &guard{reader: none{}}
+	g.cuts(n.Driver(), []nvml.UUID{nvml.UUID(n.UUIDs()[1])})
+	for index, want := range []error{errForbidden, nil} {
+		if err := g.SetMode(t.Context(), nvml.UUID(n.UUIDs()[index]), true); !errors.Is(err, want) {
+			t.Errorf("GPU %d: %v, want %v", index, err, want)
+		}
+	}
+	if calls := n.Calls(); calls[gpusim.SetMigMode] != 1 {
+		t.Errorf("the driver was called: %v", calls)
 	}
 }

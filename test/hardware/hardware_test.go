@@ -17,6 +17,8 @@ import (
 	"github.com/gpuslice/gpuslice/config/sanitize"
 	"github.com/gpuslice/gpuslice/nvml"
 	"github.com/gpuslice/gpuslice/test/binaries"
+	"github.com/gpuslice/gpuslice/test/gpusim"
+	"github.com/gpuslice/gpuslice/test/hardware/cut"
 	"github.com/gpuslice/gpuslice/test/sandbox"
 )
 
@@ -40,33 +42,93 @@ func TestTheBundleRunsOnSimulatedGPUs(t *testing.T) {
 	}()
 	dir := t.TempDir()
 	unpack(t, archive, dir)
-	c := exec.CommandContext(t.Context(), filepath.Join(dir, archiveName, "run.sh"), "--simulated")
-	c.Env = []string{} // not nil, which would be this process's
-	c.Dir = dir
-	var said, logged bytes.Buffer
-	c.Stdout, c.Stderr = &said, &logged
-	if err := c.Run(); err != nil {
-		t.Fatalf("%v\n%s%s", err, &logged, &said)
-	}
-	t.Logf("\n%s", &said)
-	for where, words := range map[*bytes.Buffer][]string{
-		&said: {"on SIMULATED GPUs"}, // the table
-		&logged: {
+	const cuts = "gpus: [{model: A100-80GB, count: 2, persistence: true}]"
+	for _, c := range []struct {
+		name   string
+		args   []string
+		logged []string
+		said   []string // the tables
+		checks int
+	}{
+		{"changes nothing", nil, []string{
 			"10 configs, 68 steps", "Xid 31", "names the process", "kubelet gives out 4", "shared by default/greedy", "1 of 2 pods left",
 			"1 GPU in its slices, by the UUIDs of NVML", "gpu-0 is GPU 0", "ImpossibleSharing: share GPUs by the claims on this node",
-		},
+		}, nil, 17},
+		{"cuts", []string{"--gpus", cuts, "--cut", "--confirm", firstUUID(t, cuts)}, []string{
+			"7 profiles, 5 times each", "7 MIG devices", "the driver's calls took", "GPU 0: MIG mode off, persistence on, compute mode default",
+		}, []string{
+			"### SIMULATED NVIDIA A100", "| the agent: MIG mode on and 7 x 1g.10gb, on 1 GPU: without the driver's calls |", "| restart of NVIDIA's device plugin",
+			"| from the plugin's end to the slices of NVIDIA's DRA driver |", "gpuslice-latency.yaml",
+		}, 11},
 	} {
-		for _, want := range words {
-			if !strings.Contains(where.String(), want) {
-				t.Errorf("%q is missing in\n%s", want, where)
+		t.Run(c.name, func(t *testing.T) {
+			run := exec.CommandContext(t.Context(), filepath.Join(dir, archiveName, "run.sh"), append(c.args, "--simulated")...)
+			run.Env = []string{} // not nil, which would be this process's
+			run.Dir = dir
+			var said, logged bytes.Buffer
+			run.Stdout, run.Stderr = &said, &logged
+			if err := run.Run(); err != nil {
+				t.Fatalf("%v\n%s%s", err, &logged, &said)
 			}
-		}
-	}
-	const checks = 17
-	if n := strings.Count(said.String(), "│ ok "); n != checks || strings.Contains(said.String(), string(notRun)) {
-		t.Errorf("%d checks have passed, want %d", n, checks)
+			t.Logf("\n%s", &said)
+			for where, words := range map[*bytes.Buffer][]string{&said: append(c.said, "on SIMULATED GPUs"), &logged: c.logged} {
+				for _, want := range words {
+					if !strings.Contains(where.String(), want) {
+						t.Errorf("%q is missing in\n%s", want, where)
+					}
+				}
+			}
+			if n := strings.Count(said.String(), "│ ok "); n != c.checks || strings.Contains(said.String(), string(notRun)) {
+				t.Errorf("%d checks have passed, want %d", n, c.checks)
+			}
+		})
 	}
 }
+
+// firstUUID is the UUID of the first of the GPUs.
+func firstUUID(t *testing.T, spec string) string {
+	t.Helper()
+	s, err := gpusim.ParseSpec([]byte(spec))
+	if err != nil {
+		t.Fatal(err)
+	}
+	n, err := gpusim.Create(t.TempDir(), s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = n.Close() }()
+	return n.UUIDs()[0]
+}
+
+func TestNoGPUIsCutWithoutItsUUIDAsConfirmation(t *testing.T) {
+	gpu := nvml.GPU{Index: 3, UUID: "GPU-5", Model: "NVIDIA H100 80GB HBM3", Enabled: true, Pending: true}
+	c := cutting{bench: &cut.Bench{Driver: &guard{reader: one{gpu: gpu}}}}
+	_, err := c.vacant(t.Context())
+	if err == nil {
+		t.Fatal("it is cut")
+	}
+	for _, want := range []string{"no GPU was changed", "GPU 3: CONFIRM=GPU-5 (NVIDIA H100 80GB HBM3; now MIG mode on"} {
+		if !strings.Contains(err.Error(), want) {
+			t.Errorf("error %q, want %q", err, want)
+		}
+	}
+	for want, o := range map[error]options{
+		errTwoOrders: {simulated: true, cutOptions: cutOptions{cut: true, restore: true}},
+		errNothing:   {simulated: true, cutOptions: cutOptions{restore: true}},
+	} {
+		if err := o.runCut(t.Context(), t.TempDir()); !errors.Is(err, want) {
+			t.Errorf("error %v, want %v", err, want)
+		}
+	}
+}
+
+// one is a driver with a GPU.
+type one struct {
+	none
+	gpu nvml.GPU
+}
+
+func (o one) Snapshot(context.Context) ([]nvml.GPU, error) { return []nvml.GPU{o.gpu}, nil }
 
 func unpack(t *testing.T, from io.Reader, dir string) {
 	t.Helper()

@@ -1,4 +1,4 @@
-// Command hardware tries gpuslice on the GPUs of this machine, and changes nothing of them. It compares what it reads with nvidia-smi, plans
+// Command hardware tries gpuslice on the GPUs of this machine, and changes nothing of them, unless --cut is said and confirmed. It compares what it reads with nvidia-smi, plans
 // every config and applies none, and has its own program provoke an Xid. A real control plane, NVIDIA's device plugin and the agent share
 // the GPUs by time-slicing. With --simulated it does the same on simulated GPUs.
 //
@@ -32,17 +32,29 @@ type options struct {
 	simulated bool
 	gpus      string
 	keep      bool
+
+	cutOptions
 }
 
 func command() *cobra.Command {
 	var o options
 	c := program.New("hardware", "Try gpuslice on the GPUs of this machine, and change nothing of them", func(ctx context.Context) error {
-		return program.InDir("gpuslice-hw", o.keep, os.Stderr, func(dir string) error { return o.run(ctx, dir) })
+		return program.InDir("gpuslice-hw", o.keep, os.Stderr, func(dir string) error {
+			if o.cut || o.restore {
+				return o.runCut(ctx, dir)
+			}
+			return o.run(ctx, dir)
+		})
 	})
 	c.Flags().StringVar(&o.bundle, "bundle", "", "directory with all programs; without it they are built from the checkout")
 	c.Flags().BoolVar(&o.simulated, "simulated", false, "try it on simulated GPUs")
 	c.Flags().StringVar(&o.gpus, "gpus", "gpus: [{model: H200, passthrough: true}]", "with --simulated: the GPUs, as test/gpusim describes them")
 	c.Flags().BoolVar(&o.keep, "keep", false, "keep the logs also where all is well")
+	c.Flags().BoolVar(&o.cut, "cut", false, "measure what it takes to cut the GPUs of --confirm, and bring back what they were; without --confirm, list the GPUs")
+	c.Flags().StringSliceVar(&o.confirm, "confirm", nil, "with --cut: the UUIDs of the GPUs that are cut")
+	c.Flags().BoolVar(&o.restore, "restore", false, "only bring back what a run with --cut has left when it was killed")
+	c.Flags().StringVar(&o.profile, "profile", "gpuslice-latency.yaml", "with --cut: the file for the simulator")
+	c.Flags().StringVar(&o.kept, "found", "/var/lib/gpuslice-hardware", "with --cut: the directory for what the GPUs were, until they are that again")
 	c.AddCommand(bundle(), work())
 	return c
 }
