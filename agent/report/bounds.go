@@ -60,7 +60,7 @@ func EncodeStatus(s api.Status, room int) (text string, fits bool, err error) {
 	}
 }
 
-// EncodeAnswer encodes the answer in so many bytes. It counts the steps, pods and uses that it leaves out, and a diagnosis says what it leaves out.
+// EncodeAnswer encodes the answer in so many bytes. It counts the steps, pods, losses and uses that it leaves out, and a diagnosis says what it leaves out.
 func EncodeAnswer(a api.Answer, room int) (string, error) {
 	a.Refused, a.Runs = sanitize.Message(a.Refused, sanitize.Longest), sanitize.Message(a.Runs, sanitize.Longest)
 	for i := range a.Steps {
@@ -74,12 +74,14 @@ func EncodeAnswer(a api.Answer, room int) (string, error) {
 		if err != nil {
 			return "", fmt.Errorf("encoding an answer: %w", err)
 		}
-		steps, pods, uses := len(a.Steps), len(a.Pods), len(a.Uses)
+		steps, pods, lost, uses := len(a.Steps), len(a.Pods), len(a.Lost), len(a.Uses)
 		switch {
-		case len(b) <= room || steps+pods+uses == 0:
+		case len(b) <= room || steps+pods+lost+uses == 0:
 			return string(b), nil
 		case uses > 0:
 			a.Uses, a.MoreUses = a.Uses[:uses/2], a.MoreUses+uses-uses/2
+		case lost >= max(steps, pods):
+			a.Lost, a.MoreLost = a.Lost[:lost/2], a.MoreLost+lost-lost/2
 		case steps >= pods:
 			a.Steps, a.More = a.Steps[:steps/2], a.More+steps-steps/2
 		default:

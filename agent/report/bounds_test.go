@@ -108,6 +108,27 @@ func TestTheUsesOfAFullNodeAreCutToTheRoom(t *testing.T) {
 	}
 }
 
+// Promise 22: what is lost with many pods of long names may take all the room. That something is to do, and that pods leave, is in the answer all the same.
+func TestAnAnswerWithoutRoomStillSaysThatThereIsSomethingToDo(t *testing.T) {
+	var a api.Answer
+	for i := range 100 {
+		pod := fmt.Sprintf("team/%s-%d", strings.Repeat("x", 250), i)
+		a.Pods, a.Lost = append(a.Pods, pod), append(a.Lost, "the files of "+pod+" on emptyDir "+strings.Repeat("y", 250))
+	}
+	a.Steps, a.Lost[0], a.Lost[1] = []string{"evict " + a.Pods[0]}, "pod team/first", "pod team/second"
+	for _, room := range []int{report.AnswerRoom, 4 << 10, 1 << 10} {
+		text, err := report.EncodeAnswer(a, room)
+		var given api.Answer
+		if err != nil || len(text) > room || json.Unmarshal([]byte(text), &given) != nil {
+			t.Fatalf("%d bytes in %d: %v: %.200s", len(text), room, err, text)
+		}
+		if len(given.Steps) != 1 || len(given.Pods) == 0 || len(given.Pods)+given.MorePods != 100 || len(given.Lost)+given.MoreLost != 100 {
+			t.Errorf("in %d bytes: %d steps and %d more, %d pods and %d more, %d losses and %d more", room,
+				len(given.Steps), given.More, len(given.Pods), given.MorePods, len(given.Lost), given.MoreLost)
+		}
+	}
+}
+
 // Promise 16. Whoever sets a condition, and whatever the texts in it, its message is printable and no longer than a condition may have.
 func TestTheMessageOfAnyConditionIsBounded(t *testing.T) {
 	c := report.After(nil, config.ConditionGPUPartitionReady, corev1.ConditionFalse, config.ReasonStepFailed, strings.Repeat("é\x1b", 10_000), time.Now())
