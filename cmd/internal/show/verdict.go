@@ -54,7 +54,7 @@ func Judge(a *api.Answer, stuck, unknown string) Verdict {
 		return Verdict{Refused, "would be refused: " + reasoned(a.Reason, a.Refused)}
 	case a.HeldUp != "":
 		return Verdict{HeldUp, "would be held up: " + reasoned(a.Reason, a.HeldUp)}
-	case len(a.Steps) == 0:
+	case len(a.Steps)+a.More == 0:
 		return Verdict{NothingToDo, "nothing to do"}
 	}
 	return beginning(a, stuck, unknown)

@@ -21,6 +21,7 @@ func TestTheVerdictOnAnAnswer(t *testing.T) {
 		code           int
 	}{
 		"nothing to do":                 {api.Answer{}, "", "", "nothing to do", 0},
+		"steps that are only counted":   {api.Answer{More: 7, Patience: hour}, "", "", "begins at once", 0},
 		"no pod leaves":                 {api.Answer{Steps: steps, Runs: "at once: it disturbs no pod"}, "", "", "begins at once: it disturbs no pod", 0},
 		"refused":                       {api.Answer{Refused: "no such config", Reason: config.ReasonUnknownConfig}, "", "", "would be refused: UnknownConfig: no such config", cli.ExitHeldUp},
 		"held up":                       {api.Answer{Steps: steps, HeldUp: "audit", Reason: config.ReasonHeld}, "", "", "would be held up: Held: audit", cli.ExitHeldUp},

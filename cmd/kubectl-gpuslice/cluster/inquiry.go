@@ -150,14 +150,17 @@ func (a *Asked) see(n *corev1.Node) {
 	}
 }
 
-// sanitizeAnswer bounds the texts of an answer: any user who can write the node can write the annotation.
+// sanitizeAnswer bounds the texts and counts of an answer: any user who can write the node can write the annotation.
 func sanitizeAnswer(a *api.Answer) {
 	if a.Diagnosis != nil {
 		a.Diagnosis.Outcome.Text = sanitize.Message(a.Diagnosis.Outcome.Text, sanitize.Longest)
 	}
 	a.Reason = config.Reason(sanitize.Cut(string(a.Reason), LongestWord))
-	for _, text := range []*string{&a.Refused, &a.Runs, &a.HeldUp} {
+	for _, text := range []*string{&a.Refused, &a.Runs, &a.HeldUp, &a.Unsure} {
 		*text = sanitize.Message(*text, sanitize.Longest)
+	}
+	for _, n := range []*int{&a.More, &a.MorePods, &a.MoreLost, &a.MoreUses} {
+		*n = max(0, *n)
 	}
 	for _, texts := range [][]string{a.Steps, a.Pods, a.Lost, a.Asked, a.Notes} {
 		for i := range texts {

@@ -143,7 +143,7 @@ func (p *plans) print(out *cli.Printer) {
 func (p *plans) conclude(out *cli.Printer) error {
 	changed, nodes := 0, map[show.Ruling]int{}
 	for _, a := range p.Nodes {
-		if a.Answer != nil && len(a.Answer.Steps) > 0 {
+		if a.Answer != nil && len(a.Answer.Steps)+a.Answer.More > 0 {
 			changed++
 		}
 		nodes[p.verdict(a).Ruling]++
@@ -180,7 +180,7 @@ func (p *plans) describe(a *cluster.Asked) string {
 	switch {
 	case verdict.Ruling == show.NothingToDo:
 		return strings.Join(append([]string{verdict.String()}, a.Answer.Notes...), "\n      ")
-	case a.Answer == nil, len(a.Answer.Steps) == 0:
+	case a.Answer == nil, len(a.Answer.Steps)+a.Answer.More == 0:
 		return verdict.String()
 	}
 	var b strings.Builder
@@ -208,16 +208,20 @@ func (p *plans) describe(a *cluster.Asked) string {
 
 // leavers names the pods that have to leave.
 func leavers(a *api.Answer) string {
+	var text string
 	switch n := len(a.Pods) + a.MorePods; n {
 	case 0:
 		return "no pod has to leave"
 	case 1:
-		return "1 pod has to leave: " + a.Pods[0]
+		text = "1 pod has to leave"
 	default:
-		text := fmt.Sprintf("%d pods have to leave: %s", n, strings.Join(a.Pods, ", "))
+		text = fmt.Sprintf("%d pods have to leave", n)
+	}
+	if len(a.Pods) > 0 {
+		text += ": " + strings.Join(a.Pods, ", ")
 		if a.MorePods > 0 {
 			text += fmt.Sprintf(" and %d more", a.MorePods)
 		}
-		return text
 	}
+	return text
 }

@@ -242,10 +242,33 @@ func TestWhatOthersWroteIntoAnAnswerMovesNoCursor(t *testing.T) {
 	const hostile = "\x1b[2J\x1b[1;1Hgpu-9   research   Idle\r\ngpu-8\u202e"
 	inWorld(t, func(w *world) {
 		w.Start(apply("--dry-run")...)
-		w.Answers("gpu-1", api.Answer{Steps: []string{hostile}, Pods: []string{hostile}, Runs: hostile, Lost: []string{hostile}, Notes: []string{hostile}, Asked: []string{hostile}})
+		w.Answers("gpu-1", api.Answer{
+			Steps: []string{hostile}, Pods: []string{hostile}, Runs: hostile, Lost: []string{hostile}, Notes: []string{hostile}, Asked: []string{hostile},
+			Unsure: hostile + "\ngpu-2: begins at once",
+		})
 		said, _ := w.Ended()
 		if answer, _, _ := strings.Cut(said, "gpu-1: whether"); strings.ContainsAny(said, "\x1b\r\u202e") || strings.Count(answer, "\n") != 6 {
 			t.Errorf("raw in the answer: %q", said)
 		}
 	}, agenttest.GPU("gpu-1"))
+}
+
+// Only the agent writes an answer whose counts fit its lists.
+func TestCountsThatFitNoListAreNoPods(t *testing.T) {
+	for _, row := range []struct {
+		answer api.Answer
+		want   string
+	}{
+		{api.Answer{Steps: []string{"evict"}, MorePods: 1}, "1 step; 1 pod has to leave\n"},
+		{api.Answer{More: 2, MorePods: 5}, "2 steps; 5 pods have to leave\n"},
+		{api.Answer{Steps: []string{"evict"}, More: -1, Pods: []string{"team/a", "team/b"}, MorePods: -1}, "1 step; 2 pods have to leave: team/a, team/b\n"},
+	} {
+		inWorld(t, func(w *world) {
+			w.Start(apply("--dry-run")...)
+			w.Answers("gpu-1", row.answer)
+			if said, _ := w.Ended(); !strings.HasPrefix(said, "gpu-1: begins at once\n") || !strings.Contains(said, row.want) || !strings.Contains(said, "1 of 1 node would change") {
+				t.Errorf("want %q:\n%s", row.want, said)
+			}
+		}, agenttest.GPU("gpu-1"))
+	}
 }

@@ -140,7 +140,7 @@ func usesOf(q *cluster.Inquiry) uses {
 			for _, u := range a.Answer.Uses {
 				all.Uses = append(all.Uses, use{a.Name, sanitizedUse(u)})
 			}
-			all.More += max(0, a.Answer.MoreUses)
+			all.More += a.Answer.MoreUses
 		}
 	}
 	return all
