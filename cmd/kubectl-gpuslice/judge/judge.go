@@ -4,6 +4,7 @@ package judge
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -19,8 +20,10 @@ import (
 	scheduling "k8s.io/component-helpers/scheduling/corev1"
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 	"k8s.io/klog/v2"
+	"k8s.io/utils/ptr"
 
 	"github.com/gpuslice/gpuslice/cmd/internal/cli"
+	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/config/sanitize"
 )
 
@@ -66,12 +69,13 @@ func Judge(ctx context.Context, c *Cluster, leaving ...Leaving) []Judgement {
 type running struct {
 	*Cluster
 	pods    map[string]*corev1.Pod         // by namespace and name
+	on      map[string][]*corev1.Pod       // those that use something, by node
 	free    map[string]corev1.ResourceList // by node
 	devices *devices
 }
 
 func runningIn(c *Cluster) *running {
-	r := &running{Cluster: c, pods: map[string]*corev1.Pod{}, free: map[string]corev1.ResourceList{}, devices: devicesOf(c)}
+	r := &running{Cluster: c, pods: map[string]*corev1.Pod{}, on: map[string][]*corev1.Pod{}, free: map[string]corev1.ResourceList{}, devices: devicesOf(c)}
 	for _, n := range c.Nodes {
 		r.free[n.Name] = n.Status.Allocatable.DeepCopy()
 	}
@@ -79,6 +83,7 @@ func runningIn(c *Cluster) *running {
 		p := &c.Pods[i]
 		r.pods[p.Namespace+"/"+p.Name] = p
 		if p.Spec.NodeName != "" && !Ended(p) {
+			r.on[p.Spec.NodeName] = append(r.on[p.Spec.NodeName], p)
 			subtract(r.free[p.Spec.NodeName], Requests(p))
 		}
 	}
@@ -189,9 +194,8 @@ func controller(p *corev1.Pod) *metav1.OwnerReference {
 }
 
 // place finds a node for the pod, and takes the resources and devices that it needs there. Otherwise it counts why the nodes do not fit. The error says why it
-// is not known whether one fits.
+// is not known whether one fits: a node that seems to may lack what the scheduler alone asks for.
 func (r *running) place(ctx context.Context, p *corev1.Pod, from string, in room) (why string, err error) {
-	claims := r.devices.classes.asksByClaims(p)
 	against := map[string]int{}
 	var unknown error
 	for i := range r.Nodes {
@@ -199,20 +203,15 @@ func (r *running) place(ctx context.Context, p *corev1.Pod, from string, in room
 		if n.Name == from {
 			continue
 		}
-		needs := r.devices.classes.countable(Requests(p), n)
-		why := keeps(n, p, in.free[n.Name], needs)
-		if why == "" && claims {
-			var failed error
-			if why, failed = in.devices.place(ctx, n, p); failed != nil {
-				unknown = failed
-				continue
-			}
+		switch why, failed := r.fits(ctx, p, n, in); {
+		case failed != nil:
+			unknown = failed
+		case why == "":
+			in.take(n.Name, r.devices.classes.countable(Requests(p), n))
+			return "", unchecked(p)
+		default:
+			against[why]++
 		}
-		if why == "" {
-			in.take(n.Name, needs)
-			return "", nil
-		}
-		against[why]++
 	}
 	switch {
 	case unknown != nil:
@@ -227,15 +226,71 @@ func (r *running) place(ctx context.Context, p *corev1.Pod, from string, in room
 	return strings.Join(out, "; "), nil
 }
 
+// fits returns why the pod has no place on the node; empty if it has one, and has the devices then. The error says why that is not known.
+func (r *running) fits(ctx context.Context, p *corev1.Pod, n *corev1.Node, in room) (why string, err error) {
+	if _, changing := n.Annotations[config.AnnotationJournal]; changing && n.Spec.Unschedulable { // and its agent gives it back
+		return "", fmt.Errorf("%s is being changed", n.Name)
+	}
+	needs := r.devices.classes.countable(Requests(p), n)
+	if why := keeps(n, p, in.free[n.Name], needs); why != "" {
+		if r.mayPreempt(p, n, in.free[n.Name], needs) {
+			return "", fmt.Errorf("it may preempt pods on %s", n.Name)
+		}
+		return why, nil
+	}
+	if r.devices.classes.asksByClaims(p) {
+		return in.devices.place(ctx, n, p)
+	}
+	return "", nil
+}
+
+// mayPreempt reports whether the pod would have a place on the node without the pods of lower priority.
+func (r *running) mayPreempt(p *corev1.Pod, n *corev1.Node, free, needs corev1.ResourceList) bool {
+	if ptr.Deref(p.Spec.PreemptionPolicy, corev1.PreemptLowerPriority) == corev1.PreemptNever {
+		return false
+	}
+	without, some := free.DeepCopy(), false
+	for _, other := range r.on[n.Name] {
+		if ptr.Deref(other.Spec.Priority, 0) < ptr.Deref(p.Spec.Priority, 0) {
+			some = true
+			for name, has := range Requests(other) {
+				if left, there := without[name]; there {
+					left.Add(has)
+					without[name] = left
+				}
+			}
+		}
+	}
+	return some && keeps(n, p, without, needs) == ""
+}
+
+// unchecked is what else the scheduler asks of a node for the pod; nil for nothing.
+func unchecked(p *corev1.Pod) error {
+	affinity := ptr.Deref(p.Spec.Affinity, corev1.Affinity{})
+	with, without := affinity.PodAffinity, affinity.PodAntiAffinity
+	switch {
+	case p.Spec.SchedulerName != "" && p.Spec.SchedulerName != corev1.DefaultSchedulerName:
+		return fmt.Errorf("its scheduler, %s, is not asked", sanitize.Cut(p.Spec.SchedulerName, longestKey))
+	case with != nil && len(with.RequiredDuringSchedulingIgnoredDuringExecution) > 0, without != nil && len(without.RequiredDuringSchedulingIgnoredDuringExecution) > 0:
+		return errors.New("its affinity to other pods is not checked")
+	case slices.ContainsFunc(p.Spec.TopologySpreadConstraints, func(c corev1.TopologySpreadConstraint) bool { return c.WhenUnsatisfiable == corev1.DoNotSchedule }):
+		return errors.New("its topology spread is not checked")
+	case slices.ContainsFunc(p.Spec.Volumes, func(v corev1.Volume) bool { return v.PersistentVolumeClaim != nil || v.Ephemeral != nil }):
+		return errors.New("its volumes are not checked")
+	case slices.ContainsFunc(p.Spec.Containers, func(c corev1.Container) bool {
+		return slices.ContainsFunc(c.Ports, func(port corev1.ContainerPort) bool { return port.HostPort != 0 })
+	}):
+		return errors.New("its host ports are not checked")
+	default:
+		return nil
+	}
+}
+
 // keeps returns why the pod could not be scheduled to the node; empty if it could, as far as capacity, selectors and taints go.
 func keeps(n *corev1.Node, p *corev1.Pod, free, needs corev1.ResourceList) string {
-	if n.Spec.Unschedulable {
-		return "cordoned"
-	}
-	ready := slices.ContainsFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool {
+	if !slices.ContainsFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool {
 		return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
-	})
-	if !ready {
+	}) {
 		return "not ready"
 	}
 	if fits, err := nodeaffinity.GetRequiredNodeAffinity(p).Match(n); err != nil || !fits {
@@ -244,7 +299,14 @@ func keeps(n *corev1.Node, p *corev1.Pod, free, needs corev1.ResourceList) strin
 	repels := func(t *corev1.Taint) bool {
 		return t.Effect == corev1.TaintEffectNoSchedule || t.Effect == corev1.TaintEffectNoExecute
 	}
-	if taint, repelled := scheduling.FindMatchingUntoleratedTaint(klog.Background(), n.Spec.Taints, p.Spec.Tolerations, repels, true); repelled {
+	taints := n.Spec.Taints
+	if n.Spec.Unschedulable {
+		taints = append([]corev1.Taint{{Key: corev1.TaintNodeUnschedulable, Effect: corev1.TaintEffectNoSchedule}}, taints...)
+	}
+	switch taint, repelled := scheduling.FindMatchingUntoleratedTaint(klog.Background(), taints, p.Spec.Tolerations, repels, true); {
+	case repelled && taint.Key == corev1.TaintNodeUnschedulable:
+		return "cordoned"
+	case repelled:
 		return "taint " + sanitize.Cut(taint.Key, longestKey)
 	}
 	for _, name := range slices.Sorted(maps.Keys(needs)) {

@@ -12,6 +12,8 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/gpuslice/gpuslice/config"
 )
 
 // instance is the resource that most pods of the tests request.
@@ -91,6 +93,13 @@ func TestPodsThatLeaveHaveAPlaceOrNot(t *testing.T) {
 		"tainted": {"2", func(_, n *corev1.Node, _, _ *corev1.Pod) {
 			n.Spec.Taints = []corev1.Taint{{Key: "dedicated", Effect: corev1.TaintEffectNoSchedule}}
 		}, "1 node: taint dedicated\n"},
+		"cordoned, which one tolerates": {
+			"2", func(_, n *corev1.Node, a, _ *corev1.Pod) {
+				n.Spec.Unschedulable = true
+				a.Spec.Tolerations = []corev1.Toleration{{Key: corev1.TaintNodeUnschedulable, Operator: corev1.TolerationOpExists}}
+			},
+			"1 pod has a place on other nodes: team/a\nteam/b fits on no other node: 1 node: cordoned\n",
+		},
 		"not ready": {"2", func(_, n *corev1.Node, _, _ *corev1.Pod) { n.Status.Conditions = nil }, "1 node: not ready\n"},
 		"no GPUs":   {"2", func(_, n *corev1.Node, _, _ *corev1.Pod) { delete(n.Status.Allocatable, instance) }, "1 node: no nvidia.com/mig-1g.10gb\n"},
 		"another selector": {"2", func(_, _ *corev1.Node, a, _ *corev1.Pod) {
@@ -118,6 +127,103 @@ func TestPodsThatLeaveHaveAPlaceOrNot(t *testing.T) {
 				t.Errorf("want %q:\n%s%+v", row.want, said, of)
 			}
 		})
+	}
+}
+
+// The scheduler asks more than is asked here. Where that may decide, it is not known whether a pod has a place.
+func TestWhatTheSchedulerAloneKnowsIsNotKnown(t *testing.T) {
+	other := []corev1.PodAffinityTerm{{TopologyKey: corev1.LabelHostname}}
+	full := func(change func(p *corev1.Pod)) func(*Cluster, *corev1.Pod) { // of a pod that is on the other node
+		return func(c *Cluster, p *corev1.Pod) {
+			p.Spec.Priority = new(int32(7))
+			there := pod("there", func(p *corev1.Pod) { p.Spec.NodeName = "gpu-2" }, change)
+			there.Spec.Containers[0].Resources.Requests[instance] = resource.MustParse("2")
+			c.Pods = append(c.Pods, there)
+		}
+	}
+	lower := func(*corev1.Pod) {}
+	for name, row := range map[string]struct {
+		change func(c *Cluster, p *corev1.Pod)
+		want   string // why it is not known; empty if it is
+		stuck  bool
+	}{
+		"affinity": {func(_ *Cluster, p *corev1.Pod) {
+			p.Spec.Affinity = &corev1.Affinity{PodAffinity: &corev1.PodAffinity{RequiredDuringSchedulingIgnoredDuringExecution: other}}
+		}, "its affinity to other pods is not checked", false},
+		"anti-affinity": {func(_ *Cluster, p *corev1.Pod) {
+			p.Spec.Affinity = &corev1.Affinity{PodAntiAffinity: &corev1.PodAntiAffinity{RequiredDuringSchedulingIgnoredDuringExecution: other}}
+		}, "its affinity to other pods is not checked", false},
+		"affinity that is preferred": {func(_ *Cluster, p *corev1.Pod) {
+			p.Spec.Affinity = &corev1.Affinity{PodAffinity: &corev1.PodAffinity{}, PodAntiAffinity: &corev1.PodAntiAffinity{
+				PreferredDuringSchedulingIgnoredDuringExecution: []corev1.WeightedPodAffinityTerm{{PodAffinityTerm: other[0]}},
+			}}
+		}, "", false},
+		"spread": {func(_ *Cluster, p *corev1.Pod) {
+			p.Spec.TopologySpreadConstraints = []corev1.TopologySpreadConstraint{{WhenUnsatisfiable: corev1.DoNotSchedule}}
+		}, "its topology spread is not checked", false},
+		"spread that is preferred": {func(_ *Cluster, p *corev1.Pod) {
+			p.Spec.TopologySpreadConstraints = []corev1.TopologySpreadConstraint{{WhenUnsatisfiable: corev1.ScheduleAnyway}}
+		}, "", false},
+		"a volume": {func(_ *Cluster, p *corev1.Pod) {
+			p.Spec.Volumes = []corev1.Volume{{VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{}}}}
+		}, "its volumes are not checked", false},
+		"a volume of its own": {func(_ *Cluster, p *corev1.Pod) {
+			p.Spec.Volumes = []corev1.Volume{{VolumeSource: corev1.VolumeSource{Ephemeral: &corev1.EphemeralVolumeSource{}}}}
+		}, "its volumes are not checked", false},
+		"an emptyDir": {func(_ *Cluster, p *corev1.Pod) {
+			p.Spec.Volumes = []corev1.Volume{{VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}}}
+		}, "", false},
+		"a port of the host": {func(_ *Cluster, p *corev1.Pod) {
+			p.Spec.Containers[0].Ports = []corev1.ContainerPort{{ContainerPort: 80}, {HostPort: 80}}
+		}, "its host ports are not checked", false},
+		"another scheduler":   {func(_ *Cluster, p *corev1.Pod) { p.Spec.SchedulerName = "gang\x1b" }, `its scheduler, gang\x1b, is not asked`, false},
+		"the usual scheduler": {func(_ *Cluster, p *corev1.Pod) { p.Spec.SchedulerName = corev1.DefaultSchedulerName }, "", false},
+		"another node that is being changed": {func(c *Cluster, _ *corev1.Pod) {
+			n := &c.Nodes[1]
+			n.Spec.Unschedulable, n.Annotations = true, map[string]string{config.AnnotationJournal: "{}"}
+		}, "gpu-2 is being changed", false},
+		"a lower priority there":          {full(lower), "it may preempt pods on gpu-2", false},
+		"the same priority there":         {full(func(p *corev1.Pod) { p.Spec.Priority = new(int32(7)) }), "", true},
+		"a lower priority that has ended": {full(func(p *corev1.Pod) { p.Status.Phase = corev1.PodSucceeded }), "", false},
+		"a lower priority, and it never preempts": {func(c *Cluster, p *corev1.Pod) {
+			full(lower)(c, p)
+			p.Spec.PreemptionPolicy = new(corev1.PreemptNever)
+		}, "", true},
+		"a lower priority, which has what the node no longer offers": {func(c *Cluster, p *corev1.Pod) {
+			full(lower)(c, p)
+			delete(c.Nodes[1].Status.Allocatable, instance)
+		}, "", true},
+		"a lower priority, which would not do": {func(c *Cluster, p *corev1.Pod) {
+			full(lower)(c, p)
+			p.Spec.Containers[0].Resources.Requests[instance] = resource.MustParse("3")
+		}, "", true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			a := pod("a")
+			c := &Cluster{Nodes: []corev1.Node{node("gpu-1", "7"), node("gpu-2", "2")}, Budgets: []policyv1.PodDisruptionBudget{budget("x", "x", 1)}}
+			row.change(c, &a)
+			b := *a.DeepCopy()
+			b.Name, b.UID = "b", "uid-b"
+			c.Pods = append(c.Pods, a, b)
+			said, of := leave(t, c, "a", "b")
+			want := ""
+			if row.want != "" {
+				want = fmt.Sprintf("it is not known where pods with a budget would go: team/a (%[1]s); team/b (%[1]s)", row.want)
+			}
+			if of.Unknown != want || (of.Stuck != "") != row.stuck {
+				t.Errorf("stuck: %t, not known: %q, want %q; all of it:\n%s%+v", row.stuck, of.Unknown, want, said, of)
+			}
+		})
+	}
+}
+
+// A pod that does not know its place may take it from the next one.
+func TestAPodOfWhichItIsNotKnownTakesRoom(t *testing.T) {
+	c := &Cluster{Nodes: []corev1.Node{node("gpu-1", "7"), node("gpu-2", "1")}, Pods: []corev1.Pod{
+		pod("a", func(p *corev1.Pod) { p.Spec.SchedulerName = "gang" }), pod("b"),
+	}}
+	if said, _ := leave(t, c, "a", "b"); !strings.Contains(said, "team/b fits on no other node") {
+		t.Error(said)
 	}
 }
 
