@@ -305,6 +305,7 @@ func (w *World) RunsOn(node, name string, labels ...string) *corev1.Pod {
 		Spec: corev1.PodSpec{NodeName: node, Containers: []corev1.Container{{
 			Resources: corev1.ResourceRequirements{Requests: corev1.ResourceList{"nvidia.com/mig-1g.10gb": resource.MustParse("1")}},
 		}}},
+		Status: corev1.PodStatus{Phase: corev1.PodRunning, Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}},
 	}
 	if _, err := w.Client.CoreV1().Pods("team").Create(w.T.Context(), p, metav1.CreateOptions{}); err != nil {
 		w.T.Fatal(err)

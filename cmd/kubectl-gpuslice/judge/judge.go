@@ -349,11 +349,13 @@ func (r *running) blockingBudgets(l Leaving, alone map[string]bool) (out []Budge
 		var of []string // its pods that leave, in the order in which the agent asks for them
 		for _, pod := range l.Pods {
 			p := r.pods[pod]
-			if p == nil || p.Namespace != b.Namespace || p.Spec.NodeName != l.Node || !selector.Matches(labels.Set(p.Labels)) {
+			if p == nil || p.Namespace != b.Namespace || p.Spec.NodeName != l.Node || unstarted(p) || !selector.Matches(labels.Set(p.Labels)) {
 				continue
 			}
-			of = append(of, pod)
 			over[pod] = append(over[pod], name)
+			if ready(p) || !letsUnreadyGo(b) {
+				of = append(of, pod)
+			}
 		}
 		if len(of) <= int(b.Status.DisruptionsAllowed) {
 			continue
@@ -366,6 +368,21 @@ func (r *running) blockingBudgets(l Leaving, alone map[string]bool) (out []Budge
 		}
 	}
 	return out, doubled
+}
+
+// unstarted reports whether the API server evicts the pod without a look at budgets: it has not started, ends or has ended.
+func unstarted(p *corev1.Pod) bool {
+	return p.Status.Phase == corev1.PodPending || Ended(p) || p.DeletionTimestamp != nil
+}
+
+func ready(p *corev1.Pod) bool {
+	return slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool { return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue })
+}
+
+// letsUnreadyGo reports whether the API server evicts a pod of the budget that is not ready: it costs the budget nothing.
+func letsUnreadyGo(b *policyv1.PodDisruptionBudget) bool {
+	return ptr.Deref(b.Spec.UnhealthyPodEvictionPolicy, policyv1.IfHealthyBudget) == policyv1.AlwaysAllow ||
+		b.Status.DesiredHealthy > 0 && b.Status.CurrentHealthy >= b.Status.DesiredHealthy
 }
 
 // blocking is a budget that does not let these pods go at once.

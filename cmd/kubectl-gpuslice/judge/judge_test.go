@@ -36,6 +36,7 @@ func pod(name string, changes ...func(p *corev1.Pod)) corev1.Pod {
 		Spec: corev1.PodSpec{NodeName: "gpu-1", Containers: []corev1.Container{{
 			Resources: corev1.ResourceRequirements{Requests: corev1.ResourceList{instance: resource.MustParse("1")}},
 		}}},
+		Status: corev1.PodStatus{Phase: corev1.PodRunning, Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}},
 	}
 	for _, change := range changes {
 		change(&p)
@@ -224,6 +225,42 @@ func TestAPodOfWhichItIsNotKnownTakesRoom(t *testing.T) {
 	}}
 	if said, _ := leave(t, c, "a", "b"); !strings.Contains(said, "team/b fits on no other node") {
 		t.Error(said)
+	}
+}
+
+// The API server evicts a pod that is not ready, or not running, though its budget is used up.
+func TestPodsThatABudgetDoesNotKeepAreNotCounted(t *testing.T) {
+	unready := func(p *corev1.Pod) { p.Status.Conditions[0].Status = corev1.ConditionFalse }
+	always := func(b *policyv1.PodDisruptionBudget) { b.Spec.UnhealthyPodEvictionPolicy = new(policyv1.AlwaysAllow) }
+	short := func(b *policyv1.PodDisruptionBudget) {
+		b.Status.CurrentHealthy, b.Status.DesiredHealthy, b.Status.DisruptionsAllowed = 1, 2, 0
+	}
+	for name, row := range map[string]struct {
+		pod    func(*corev1.Pod)
+		budget func(*policyv1.PodDisruptionBudget)
+		of     int // how many of them the budget keeps
+	}{
+		"a ready one":                               {func(*corev1.Pod) {}, func(*policyv1.PodDisruptionBudget) {}, 2},
+		"an unready one, and enough that are":       {unready, func(*policyv1.PodDisruptionBudget) {}, 0},
+		"an unready one, and too few that are":      {unready, short, 2},
+		"an unready one, which always goes":         {unready, func(b *policyv1.PodDisruptionBudget) { short(b); always(b) }, 1},
+		"a ready one, where unready ones always go": {func(*corev1.Pod) {}, func(b *policyv1.PodDisruptionBudget) { short(b); always(b) }, 2},
+		"an unready one, and none are needed":       {unready, func(b *policyv1.PodDisruptionBudget) { b.Status.DesiredHealthy, b.Status.DisruptionsAllowed = 0, 0 }, 2},
+		"one that ends":                             {func(p *corev1.Pod) { p.DeletionTimestamp = &metav1.Time{} }, short, 1},
+		"one that has not started":                  {func(p *corev1.Pod) { p.Status.Phase = corev1.PodPending }, short, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := &Cluster{Nodes: []corev1.Node{node("gpu-1", "7")}, Pods: []corev1.Pod{pod("a"), pod("b", row.pod)}, Budgets: []policyv1.PodDisruptionBudget{budget("x", "x", 1)}}
+			row.budget(&c.Budgets[0])
+			said, of := leave(t, c, "a", "b")
+			got := 0
+			for _, b := range of.Budgets {
+				got += b.Of
+			}
+			if got != row.of || (of.Stuck+of.Unknown == "") != (row.of == 0) {
+				t.Errorf("the budget keeps %d of the pods, want %d:\n%s%+v", got, row.of, said, of)
+			}
+		})
 	}
 }
 
