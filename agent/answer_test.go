@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/config"
@@ -287,6 +288,13 @@ func TestAStandingAnswerSaysWhenAWindowHasOpened(t *testing.T) {
 	})
 }
 
+// holding runs a pod on the first GPU.
+func holding(tolerates corev1.Toleration) func(w *world) {
+	return func(w *world) {
+		w.pod("a", string(w.snapshot()[0].UUID), func(p *corev1.Pod) { p.Spec.Tolerations = []corev1.Toleration{tolerates} })
+	}
+}
+
 // What a change touches may be about to fail, and a node that stays closed takes no pods after it.
 func TestAPlanNamesGPUsThatAreNotWellAndACordonThatStays(t *testing.T) {
 	t.Parallel()
@@ -298,6 +306,10 @@ func TestAPlanNamesGPUsThatAreNotWellAndACordonThatStays(t *testing.T) {
 		"all is well":                         {func(*world) {}, "all-1g.10gb", ""},
 		"a GPU that the change touches":       {func(w *world) { w.setRecoveryAction(1, 2) }, "all-1g.10gb", "GPU 1, which the change touches, has RebootRequired: GPU 1 ("},
 		"a GPU that the change does not":      {func(w *world) { w.setConfigs(firstOnly); w.setRecoveryAction(1, 2) }, "first-1g", ""},
+		"a pod that tolerates the fence":      {holding(corev1.Toleration{Operator: corev1.TolerationOpExists}), "all-1g.10gb", "the successor of pod team/a may start on this node at once"},
+		"one that tolerates the cordon alone": {holding(corev1.Toleration{Key: corev1.TaintNodeUnschedulable, Operator: corev1.TolerationOpExists}), "all-1g.10gb", ""},
+		"one that tolerates the taint alone":  {holding(corev1.Toleration{Key: config.TaintRepartitioning, Operator: corev1.TolerationOpExists}), "all-1g.10gb", ""},
+		"one that may stay":                   {holding(corev1.Toleration{Operator: corev1.TolerationOpExists}), "all-disabled", ""},
 		"a cordon":                            {func(w *world) { w.cordon(true) }, "all-1g.10gb", "the node is cordoned"},
 		"a cordon, and nothing is left to do": {func(w *world) { w.cordon(true) }, "all-disabled", "the node is cordoned"},
 	} {

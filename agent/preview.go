@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"time"
@@ -52,7 +53,7 @@ func (a *Agent) previewOf(ctx context.Context, now *state.Observed, node *corev1
 	}
 	p.Runs = a.deciders.gates.Runs(seen, want, p.Steps)
 	p.Notes = append(p.Notes, offers.Notes(p.Before, p.After)...)
-	p.Unsure = preview.Unsure(a.health.Causes(), p.Steps)
+	p.Unsure = cmp.Or(preview.Unsure(a.health.Causes(), p.Steps), preview.Returning(seen, p.Steps))
 	if foretold(seen, want) && p.Unsure == "" {
 		p.Unsure = preview.Overstaying(seen.Holders.Pods, a.env.Clock.Stamp())
 	}

@@ -230,11 +230,19 @@ func optionOf(pod corev1.Pod, flag, variable string) (value string) {
 
 // PlannedPod is the pod as a step names it.
 func PlannedPod(p holders.Pod) plan.Pod {
-	cordon := corev1.Taint{Key: corev1.TaintNodeUnschedulable, Effect: corev1.TaintEffectNoSchedule}
 	return plan.Pod{
 		Namespace: p.Namespace, Name: p.Name, UID: string(p.UID), Devices: p.Devices, Known: p.DevicesKnown, Claims: p.DeviceClaims,
-		PassesCordon: (p.Daemon || holders.Tolerates(p.Tolerations, cordon)) && !holders.Tolerates(p.Tolerations, FenceTaint()),
+		PassesCordon: passesCordon(p) && !holders.Tolerates(p.Tolerations, FenceTaint()),
 	}
+}
+
+// PassesFence reports whether a pod in its place tolerates the fence: the agent may evict one after the other.
+func PassesFence(p holders.Pod) bool {
+	return passesCordon(p) && holders.Tolerates(p.Tolerations, FenceTaint())
+}
+
+func passesCordon(p holders.Pod) bool {
+	return p.Daemon || holders.Tolerates(p.Tolerations, corev1.Taint{Key: corev1.TaintNodeUnschedulable, Effect: corev1.TaintEffectNoSchedule})
 }
 
 // Failed returns the failure of the desired change: from the journal while the agent undoes it, after that from the host's record.

@@ -209,6 +209,22 @@ func Overstaying(pods []holders.Pod, now time.Time) string {
 	return sanitize.Listed(out)
 }
 
+// Returning names pods that leave and may come back behind the fence; empty for none. The agent evicts each successor that starts on the node.
+func Returning(seen *state.Observed, steps []plan.Step) string {
+	var out []string
+	for _, s := range steps {
+		if s.Kind != plan.Evict {
+			continue
+		}
+		for _, p := range seen.Drained(s.Pods) {
+			if p.Controller != "" && state.PassesFence(p) {
+				out = append(out, fmt.Sprintf("the successor of pod %s may start on this node at once, since it tolerates the cordon and the taint %s", p, config.TaintRepartitioning))
+			}
+		}
+	}
+	return sanitize.Listed(out)
+}
+
 // Losses names what is lost for good with the evicted pods: files on the node's disk, and pods that no controller recreates.
 func Losses(seen *state.Observed, steps []plan.Step) []string {
 	var out []string
