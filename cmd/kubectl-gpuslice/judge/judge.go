@@ -294,7 +294,7 @@ func keeps(n *corev1.Node, p *corev1.Pod, free, needs corev1.ResourceList) strin
 		return "not ready"
 	}
 	if fits, err := nodeaffinity.GetRequiredNodeAffinity(p).Match(n); err != nil || !fits {
-		return "labels that the pod's selector does not fit"
+		return "excluded by the pod's node selector or affinity"
 	}
 	repels := func(t *corev1.Taint) bool {
 		return t.Effect == corev1.TaintEffectNoSchedule || t.Effect == corev1.TaintEffectNoExecute

@@ -105,7 +105,7 @@ func TestPodsThatLeaveHaveAPlaceOrNot(t *testing.T) {
 		"no GPUs":   {"2", func(_, n *corev1.Node, _, _ *corev1.Pod) { delete(n.Status.Allocatable, instance) }, "1 node: no nvidia.com/mig-1g.10gb\n"},
 		"another selector": {"2", func(_, _ *corev1.Node, a, _ *corev1.Pod) {
 			a.Spec.NodeSelector = map[string]string{"pool": "a"}
-		}, "1 pod has a place on other nodes: team/b\nteam/a fits on no other node: 1 node: labels that the pod's selector does not fit\n"},
+		}, "1 pod has a place on other nodes: team/b\nteam/a fits on no other node: 1 node: excluded by the pod's node selector or affinity\n"},
 		"one that comes back": {"1", func(_, _ *corev1.Node, a, _ *corev1.Pod) { a.OwnerReferences[0].Kind = "DaemonSet" }, "1 pod has a place on other nodes: team/b\n"},
 		"a bare one":          {"1", func(_, _ *corev1.Node, a, _ *corev1.Pod) { a.OwnerReferences = nil }, "1 pod has a place on other nodes: team/b\n"},
 		"one that has moved": {
@@ -268,7 +268,7 @@ func TestPodsThatABudgetDoesNotKeepAreNotCounted(t *testing.T) {
 func TestABudgetThatStandsInTheWayIsNamed(t *testing.T) {
 	const (
 		slow  = "budget team/x lets 1 of 2 pods go at a time: the next one waits until a successor is ready\n"
-		stuck = "budget team/x lets 1 of 2 pods go, and stays in the way then: the next one waits for a successor, which %s not get\n"
+		stuck = "budget team/x lets 1 of 2 pods go, and then no more: %s no successor\n"
 	)
 	bare := func(p *corev1.Pod) { p.OwnerReferences = nil }
 	for name, row := range map[string]struct {
@@ -279,12 +279,12 @@ func TestABudgetThatStandsInTheWayIsNamed(t *testing.T) {
 	}{
 		"room for both": {"2", []corev1.Pod{pod("a"), pod("b")}, slow, false},
 		"room for one":  {"1", []corev1.Pod{pod("a"), pod("b")}, slow, false}, // the first has a place, and the last one may go as the budget has then
-		"no room":       {"0", []corev1.Pod{pod("a"), pod("b")}, fmt.Sprintf(stuck, "2 of them do"), true},
+		"no room":       {"0", []corev1.Pod{pod("a"), pod("b")}, fmt.Sprintf(stuck, "2 of them get"), true},
 		"one that comes back once the node is open, and room for the other": {
-			"2", []corev1.Pod{pod("a", func(p *corev1.Pod) { p.OwnerReferences[0].Kind = "DaemonSet" }), pod("b")}, fmt.Sprintf(stuck, "1 of them does"), true,
+			"2", []corev1.Pod{pod("a", func(p *corev1.Pod) { p.OwnerReferences[0].Kind = "DaemonSet" }), pod("b")}, fmt.Sprintf(stuck, "1 of them gets"), true,
 		},
-		"bare pods":                          {"2", []corev1.Pod{pod("a", bare), pod("b", bare)}, fmt.Sprintf(stuck, "2 of them do"), true},
-		"a bare one first":                   {"2", []corev1.Pod{pod("a", bare), pod("b")}, fmt.Sprintf(stuck, "1 of them does"), true},
+		"bare pods":                          {"2", []corev1.Pod{pod("a", bare), pod("b", bare)}, fmt.Sprintf(stuck, "2 of them get"), true},
+		"a bare one first":                   {"2", []corev1.Pod{pod("a", bare), pod("b")}, fmt.Sprintf(stuck, "1 of them gets"), true},
 		"a bare one last, once there is one": {"2", []corev1.Pod{pod("a"), pod("b", bare)}, slow, false},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -55,12 +55,11 @@ func (b Budget) String() string {
 	case b.Allowed <= 0:
 		return fmt.Sprintf("budget %s lets none of %s go now: it needs %d healthy and has %d", b.Name, pods, b.Desired, b.Healthy)
 	case b.keeps():
-		do := "do"
+		get := "get"
 		if b.Alone == 1 {
-			do = "does"
+			get = "gets"
 		}
-		return fmt.Sprintf("budget %s lets %d of %s go, and stays in the way then: the next one waits for a successor, which %d of them %s not get",
-			b.Name, b.Allowed, pods, b.Alone, do)
+		return fmt.Sprintf("budget %s lets %d of %s go, and then no more: %d of them %s no successor", b.Name, b.Allowed, pods, b.Alone, get)
 	default:
 		return fmt.Sprintf("budget %s lets %d of %s go at a time: the next one waits until a successor is ready", b.Name, b.Allowed, pods)
 	}

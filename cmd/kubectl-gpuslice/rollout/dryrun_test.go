@@ -199,7 +199,7 @@ func TestADryRunGivesUpWhereABudgetKeepsAPodForGood(t *testing.T) {
 			verdict string
 			code    int
 		}{
-			time.Hour: {"gpu-1: would give up after 1h: budget team/x lets 1 of 2 pods go, and stays in the way then", cli.ExitHeldUp},
+			time.Hour: {"gpu-1: would give up after 1h: budget team/x lets 1 of 2 pods go, and then no more", cli.ExitHeldUp},
 			0:         {"gpu-1: begins at once; at the deadline its agent deletes the pods that are still there: budget team/x lets 1 of 2 pods go", 0},
 		} {
 			w.Start("plan", "gpu-1", "--profile", "research")

@@ -48,7 +48,7 @@ func TestALabelledNodeHasTheVerdictOfItsPlan(t *testing.T) {
 		},
 		"a budget that stays in the way": {
 			api.Answer{Steps: steps, Pods: pods, Patience: api.Duration(time.Hour)},
-			"would give up after 1h: budget team/x lets 1 of 2 pods go, and stays in the way then", "would give up after 1h: budget team/x lets 1 of 2 pods go, and stays in the way then", cli.ExitHeldUp, 0,
+			"would give up after 1h: budget team/x lets 1 of 2 pods go, and then no more", "would give up after 1h: budget team/x lets 1 of 2 pods go, and then no more", cli.ExitHeldUp, 0,
 		},
 		"pods that are not named": {
 			api.Answer{Steps: steps, Pods: []string{"team/a"}, MorePods: 1, Patience: api.Duration(time.Hour)},
