@@ -45,7 +45,7 @@ type Verdict struct {
 }
 
 // Judge gives the verdict by the agent's answer, which is that of its own gates, and by what the rest of the cluster shows: stuck is why not all the pods would
-// leave, unknown why that is not known. Both are empty if they would leave, or if nobody has looked. An agent without patience deletes pods in the end.
+// leave, unknown why that is not known. Both are empty if they would leave, or if the command has not looked. An agent without patience deletes pods in the end.
 func Judge(a *api.Answer, stuck, unknown string) Verdict {
 	switch {
 	case a.Refused != "" && a.Reason == "": // its observation has failed, which may pass

@@ -262,8 +262,8 @@ func waitsForUser(n *corev1.Node) bool {
 	return cluster.ReportOf(n).Condition.Reason == string(config.ReasonOlderRequest)
 }
 
-// allowance is what the node's annotation says of the request once this command has written it: what the flags allow, and what is allowed for the same request
-// already, since each report advises the next flag.
+// allowance returns the annotation of the node as this command would write it. It keeps what is allowed for the same request already: each report advises
+// the next flag.
 func (a *application) allowance(n *corev1.Node, w cluster.Target) string {
 	all := *a
 	if asked, already, _ := config.ParseAllowance(n.Annotations[config.AnnotationAllowEviction]); asked == w.String() {

@@ -116,7 +116,7 @@ func (s *said) add(node, text string) {
 	s.names[text] = append(s.names[text], node)
 }
 
-// print writes the names, what is between, and the text.
+// print writes a line for each text: the names, the separator, the text.
 func (s *said) print(out *cli.Printer, between string) {
 	for _, text := range s.order {
 		out.Printf("%s%s%s\n", strings.Join(s.names[text], ", "), between, text)
