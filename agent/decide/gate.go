@@ -65,7 +65,7 @@ func (g *Gate) Runs(seen *state.Observed, want state.Desired, steps []plan.Step)
 	case windowOpen:
 		return fmt.Sprintf("%s: a window is open until %s, by %s", now, v.end(), scheduleOf(seen, want))
 	case held:
-		return fmt.Sprintf("only after annotation %s (%q) is removed", config.AnnotationHold, holdText(seen))
+		return fmt.Sprintf("only after %s is removed", hold(seen))
 	case older:
 		return fmt.Sprintf("only after you set %s again, which is older than the agent", strings.Join(seen.OlderLabels(want), " and "))
 	case contested:
@@ -86,7 +86,7 @@ func (g *Gate) waiting(v verdict, seen *state.Observed, want state.Desired, now 
 	switch {
 	case v.ruling == held:
 		w.Reason, w.After = config.ReasonHeld, outcome.EvictionRetry
-		w.Message = fmt.Sprintf("changes nothing until annotation %s (%q) is removed", config.AnnotationHold, holdText(seen))
+		w.Message = fmt.Sprintf("changes nothing until %s is removed", hold(seen))
 		w.Advice = fmt.Sprintf("to go on: kubectl annotate node %s %s-", seen.Node.Name, config.AnnotationHold)
 	case v.ruling == unreadable:
 		w.Reason = config.ReasonInvalidMaintenance
@@ -143,7 +143,7 @@ func (v verdict) postponed(seen *state.Observed, want state.Desired) *api.Failur
 	switch {
 	case v.ruling == held:
 		reason = config.ReasonHeld
-		why = fmt.Sprintf("annotation %s says %q, and the change had begun for another target, %s", config.AnnotationHold, holdText(seen), seen.Journal.Target)
+		why = fmt.Sprintf("%s is set, and the change had begun for another target, %s", hold(seen), seen.Journal.Target)
 	case v.ruling == unreadable:
 		reason, why = config.ReasonInvalidMaintenance, fmt.Sprintf("the maintenance file can no longer be read: %v", seen.Pool.Err)
 	case v.within:

@@ -323,6 +323,7 @@ func TestTheGateSaysTheSameOfAChangeAndOfItsPreview(t *testing.T) {
 	t.Parallel()
 	of := func(changes ...func(*state.Observed)) []func(*state.Observed) { return changes }
 	held := func(seen *state.Observed) { seen.Node.Annotations[config.AnnotationHold] = "audit" }
+	heldUnsaid := func(seen *state.Observed) { seen.Node.Annotations[config.AnnotationHold] = "" }
 	other := func(seen *state.Observed) { seen.Journal.Target = "other" }
 	forced := func(seen *state.Observed) { seen.Node.Annotations[config.AnnotationForce] = config.ForceNow }
 	fresh := func(seen *state.Observed) {
@@ -364,14 +365,18 @@ func TestTheGateSaysTheSameOfAChangeAndOfItsPreview(t *testing.T) {
 		runs    string
 		err     string // empty if it may
 	}{
-		"no windows":              {of(always), evicts, unrestricted, ""},
-		"no pod is disturbed":     {of(), adds, undisturbing, ""},
-		"a window is open":        {of(opens), evicts, isOpen, ""},
-		"a window comes":          {of(), evicts, tonight + "the maintenance file", begins + "the maintenance file" + takes},
-		"no window comes":         {of(never), evicts, "never: none of the windows of the maintenance file" + none, longer + "none of the windows of the maintenance file" + none + since},
-		"held":                    {of(held), evicts, untilGone, heldUp},
+		"no windows":          {of(always), evicts, unrestricted, ""},
+		"no pod is disturbed": {of(), adds, undisturbing, ""},
+		"a window is open":    {of(opens), evicts, isOpen, ""},
+		"a window comes":      {of(), evicts, tonight + "the maintenance file", begins + "the maintenance file" + takes},
+		"no window comes":     {of(never), evicts, "never: none of the windows of the maintenance file" + none, longer + "none of the windows of the maintenance file" + none + since},
+		"held":                {of(held), evicts, untilGone, heldUp},
+		"held without a text": {
+			of(heldUnsaid), evicts, "only after annotation gpuslice.io/hold is removed",
+			"to go on: kubectl annotate node gpu-1 gpuslice.io/hold-; changes nothing until annotation gpuslice.io/hold is removed" + since,
+		},
 		"held, and begun":         {of(cordoned, always, held), evicts, unrestricted, ""},
-		"another was begun, held": {of(cordoned, always, held, other), evicts, untilGone, `annotation gpuslice.io/hold says "audit", and the change had begun for another target, other` + putOff},
+		"another was begun, held": {of(cordoned, always, held, other), evicts, untilGone, `annotation gpuslice.io/hold ("audit") is set, and the change had begun for another target, other` + putOff},
 		"the file cannot be read": {
 			of(unread), evicts, "only after the maintenance file can be read: no Caturday",
 			"fix the maintenance file, or delete its ConfigMap to have no windows; " +

@@ -1,6 +1,7 @@
 package decide
 
 import (
+	"fmt"
 	"slices"
 	"time"
 
@@ -42,7 +43,7 @@ func judge(seen *state.Observed, want state.Desired, steps []plan.Step, now time
 	switch {
 	case want.Undo:
 		v.ruling = unrestricted
-	case holdText(seen) != "" && startsChange(seen, want, steps):
+	case isHeld(seen) && startsChange(seen, want, steps):
 		v.ruling, v.begun = held, seen.Journal != nil // the journal is for another target: that change is given up even if it has disturbed nothing
 	case unasked != unrestricted:
 		v.ruling = unasked
@@ -72,13 +73,18 @@ func judgeUnasked(seen *state.Observed, want state.Desired, steps []plan.Step, n
 	return unrestricted
 }
 
-// holdText is the value of the annotation that holds the node; empty if there is none.
-func holdText(seen *state.Observed) string {
-	text, is := seen.Node.Annotations[config.AnnotationHold]
-	if is && text == "" {
-		return "true"
+// isHeld reports whether the annotation holds the node: it does without a value, too.
+func isHeld(seen *state.Observed) bool {
+	_, is := seen.Node.Annotations[config.AnnotationHold]
+	return is
+}
+
+// hold is the annotation that holds the node, with its text if it has one.
+func hold(seen *state.Observed) string {
+	if text := seen.Node.Annotations[config.AnnotationHold]; text != "" {
+		return fmt.Sprintf("annotation %s (%q)", config.AnnotationHold, text)
 	}
-	return text
+	return "annotation " + config.AnnotationHold
 }
 
 // startsChange reports whether the steps begin a change. Steps that only restore something or verify the capacity begin none.
