@@ -234,7 +234,7 @@ func (e *Evidence) podsInTheWay() []api.Finding {
 		pod := fmt.Sprintf("-n %s %s", v.Pod.Namespace, v.Pod.Name)
 		switch v.State {
 		case drain.Blocked:
-			f.Cause, f.You = api.CauseBudgetBlocks, "make the budget allow it, by more or healthy pods; or delete the pod yourself, which no budget prevents"
+			f.Cause, f.You = api.CauseBudgetBlocks, "add pods to the budget or make them healthy, so that it lets one go; or delete the pod yourself, which no budget prevents"
 			f.Command = budgetCommand(v)
 			switch {
 			case v.Webhook != "":
