@@ -53,16 +53,13 @@ func (v podsView) gpu(g *gpuView, known bool, p paper) []string {
 	if g.Missing || g.Lost && len(g.Pods) == 0 {
 		return lines
 	}
-	if !cut {
+	switch {
+	case !cut && len(g.Pods) == 0 && v.Known:
+		return append(lines, indent+"free")
+	case !cut:
 		return append(lines, p.block(indent+"used by: ", v.users(g.Pods))...)
 	}
-	names, numbers := cells(g)
-	if len(names) == len(g.Instances) && (len(names) > 0 || g.Geometry == "") {
-		lines = append(lines, p.cut(indent+picture.Slices(g.Slices, names, p.drawn())))
-		if len(numbers) > 0 {
-			lines = append(lines, p.paint(p.cut(indent+picture.Slices(g.Slices, numbers, p.drawn())), text.FgHiBlack))
-		}
-	}
+	lines = append(lines, p.slices(g)...)
 	if len(g.Instances) == 0 && g.Geometry != "" { // the status has no room for instances
 		return append(lines, p.block(indent, g.Geometry)...)
 	}
@@ -74,6 +71,19 @@ func (v podsView) gpu(g *gpuView, known bool, p paper) []string {
 		lines = append(lines, p.block(indent+"on the whole of it: ", strings.Join(g.Pods, ", "))...)
 	}
 	return lines
+}
+
+// slices draws the instances of a GPU in MIG mode at their places; nothing if not all of them are known.
+func (p paper) slices(g *gpuView) []string {
+	names, numbers := cells(g)
+	if len(names) != len(g.Instances) || len(names) == 0 && g.Geometry != "" {
+		return nil
+	}
+	out := []string{p.cut(indent + picture.Slices(g.Slices, names, p.drawn()))}
+	if len(numbers) > 0 {
+		out = append(out, p.paint(p.cut(indent+picture.Slices(g.Slices, numbers, p.drawn())), text.FgHiBlack))
+	}
+	return out
 }
 
 // room says how many memory slices of the GPU no instance has, and the largest instance that still has a place.
