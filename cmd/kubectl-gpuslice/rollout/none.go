@@ -50,7 +50,7 @@ func (a *application) withdraw(ctx context.Context, client kube.Interface, nodes
 		}
 	}
 	if a.dryRun {
-		out.Printf("nothing was changed; without --dry-run %d of %s lose labels, and the GPUs do not change\n", asking, cli.Counted(len(nodes), "node"))
+		out.Printf("nothing was changed; without --dry-run, %d of %s would lose labels, and no GPU would change\n", asking, cli.Counted(len(nodes), "node"))
 	}
 	return out.Err
 }

@@ -29,7 +29,7 @@ gpu-1  would lose label gpuslice.io/profile=reserch; its agent undoes the change
 gpu-2  would lose label nvidia.com/mig.config=all-1g.10gb
 gpu-2  would lose label nvidia.com/device-plugin.config=slices; the device plugin takes its default config then
 gpu-3  requests nothing
-nothing was changed; without --dry-run 2 of 3 nodes lose labels, and the GPUs do not change
+nothing was changed; without --dry-run, 2 of 3 nodes would lose labels, and no GPU would change
 `, 0)
 		if w.Node("gpu-1").Labels[config.LabelProfile] != "reserch" || w.Node("gpu-2").Labels[config.LabelMIGConfig] == "" {
 			t.Error("a dry run takes labels away")
