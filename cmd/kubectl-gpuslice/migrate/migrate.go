@@ -270,8 +270,8 @@ func (j *judge) sort(nodes []corev1.Node) {
 // toggles warns users of mig-manager of what a label does that is set to another value for a moment.
 func (j *judge) toggles() {
 	if len(j.asking) > 0 {
-		j.say("Nodes", Ignored, "", "do not set %s to another value and back to have a change tried again, as mig-manager needs it: the agent obeys each value as it comes, and pods leave for it; "+
-			"remove the label, and set it again", config.LabelMIGConfig)
+		j.say("Nodes", Ignored, "", "to have a change tried again, remove %s and set it again. Do not set another value in between, as for mig-manager: "+
+			"the agent changes to that value too, and pods leave for it", config.LabelMIGConfig)
 	}
 }
 
