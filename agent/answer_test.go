@@ -11,6 +11,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/config"
@@ -289,9 +290,27 @@ func TestAStandingAnswerSaysWhenAWindowHasOpened(t *testing.T) {
 }
 
 // holding runs a pod on the first GPU.
-func holding(tolerates corev1.Toleration) func(w *world) {
-	return func(w *world) {
-		w.pod("a", string(w.snapshot()[0].UUID), func(p *corev1.Pod) { p.Spec.Tolerations = []corev1.Toleration{tolerates} })
+func holding(change func(*corev1.Pod)) func(w *world) {
+	return func(w *world) { w.pod("a", string(w.snapshot()[0].UUID), change) }
+}
+
+func tolerating(key string) func(*corev1.Pod) {
+	return func(p *corev1.Pod) {
+		p.Spec.Tolerations = []corev1.Toleration{{Key: key, Operator: corev1.TolerationOpExists}}
+	}
+}
+
+// ending takes so long to end.
+func ending(seconds int64) func(*corev1.Pod) {
+	return func(p *corev1.Pod) { p.Spec.TerminationGracePeriodSeconds = &seconds }
+}
+
+// endingAt has begun to end, and may take so long from now on.
+func endingAt(in time.Duration) func(*corev1.Pod) {
+	return func(p *corev1.Pod) {
+		ending(7200)(p)
+		p.DeletionTimestamp, p.DeletionGracePeriodSeconds = &metav1.Time{Time: time.Now().Add(in)}, p.Spec.TerminationGracePeriodSeconds
+		p.Finalizers = []string{"example.com/keeps"}
 	}
 }
 
@@ -306,10 +325,14 @@ func TestAPlanNamesGPUsThatAreNotWellAndACordonThatStays(t *testing.T) {
 		"all is well":                         {func(*world) {}, "all-1g.10gb", ""},
 		"a GPU that the change touches":       {func(w *world) { w.setRecoveryAction(1, 2) }, "all-1g.10gb", "GPU 1, which the change touches, has RebootRequired: GPU 1 ("},
 		"a GPU that the change does not":      {func(w *world) { w.setConfigs(firstOnly); w.setRecoveryAction(1, 2) }, "first-1g", ""},
-		"a pod that tolerates the fence":      {holding(corev1.Toleration{Operator: corev1.TolerationOpExists}), "all-1g.10gb", "the successor of pod team/a may start on this node at once"},
-		"one that tolerates the cordon alone": {holding(corev1.Toleration{Key: corev1.TaintNodeUnschedulable, Operator: corev1.TolerationOpExists}), "all-1g.10gb", ""},
-		"one that tolerates the taint alone":  {holding(corev1.Toleration{Key: config.TaintRepartitioning, Operator: corev1.TolerationOpExists}), "all-1g.10gb", ""},
-		"one that may stay":                   {holding(corev1.Toleration{Operator: corev1.TolerationOpExists}), "all-disabled", ""},
+		"a pod that tolerates the fence":      {holding(tolerating("")), "all-1g.10gb", "the successor of pod team/a may start on this node at once"},
+		"one that tolerates the cordon alone": {holding(tolerating(corev1.TaintNodeUnschedulable)), "all-1g.10gb", ""},
+		"one that tolerates the taint alone":  {holding(tolerating(config.TaintRepartitioning)), "all-1g.10gb", ""},
+		"a pod that may take longer":          {holding(ending(3601)), "all-1g.10gb", "pod team/a may take 1h0m1s to end, and the change is given up after 1h"},
+		"one that may take as long":           {holding(ending(3600)), "all-1g.10gb", ""},
+		"one that ends, and may take longer":  {holding(endingAt(90 * time.Minute)), "all-1g.10gb", "pod team/a may take 1h25m to end, and the change is given up after 1h"},
+		"one that ends in time":               {holding(endingAt(30 * time.Minute)), "all-1g.10gb", ""},
+		"one that may stay":                   {holding(tolerating("")), "all-disabled", ""},
 		"a cordon":                            {func(w *world) { w.cordon(true) }, "all-1g.10gb", "the node is cordoned"},
 		"a cordon, and nothing is left to do": {func(w *world) { w.cordon(true) }, "all-disabled", "the node is cordoned"},
 	} {

@@ -53,11 +53,11 @@ func (a *Agent) previewOf(ctx context.Context, now *state.Observed, node *corev1
 	}
 	p.Runs = a.deciders.gates.Runs(seen, want, p.Steps)
 	p.Notes = append(p.Notes, offers.Notes(p.Before, p.After)...)
-	p.Unsure = cmp.Or(preview.Unsure(a.health.Causes(), p.Steps), preview.Returning(seen, p.Steps))
+	p.Lost, p.Patience = preview.Losses(seen, p.Steps), a.actors.evictions.Patience(seen, want, p.Steps)
+	p.Unsure = cmp.Or(preview.Unsure(a.health.Causes(), p.Steps), preview.Staying(seen, p.Steps, p.Patience, a.env.Clock.Stamp()))
 	if foretold(seen, want) && p.Unsure == "" {
 		p.Unsure = preview.Overstaying(seen.Holders.Pods, a.env.Clock.Stamp())
 	}
-	p.Lost, p.Patience = preview.Losses(seen, p.Steps), a.actors.evictions.Patience(seen, want, p.Steps)
 	p.Asked = a.actors.evictions.Asked(seen, want, p.Steps)
 	return heldUp(p, a.foresee(ctx, act.Input{Seen: seen, Want: want, Steps: p.Steps}))
 }

@@ -21,6 +21,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/state/outcome"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/config/catalog"
+	"github.com/gpuslice/gpuslice/config/check"
 	"github.com/gpuslice/gpuslice/config/nodekeys"
 	"github.com/gpuslice/gpuslice/config/sanitize"
 	"github.com/gpuslice/gpuslice/drain/holders"
@@ -209,14 +210,23 @@ func Overstaying(pods []holders.Pod, now time.Time) string {
 	return sanitize.Listed(out)
 }
 
-// Returning names pods that leave and may come back behind the fence; empty for none. The agent evicts each successor that starts on the node.
-func Returning(seen *state.Observed, steps []plan.Step) string {
+// Staying names pods that have to leave and may be on the node until the change is given up: they may take longer to end, or come back behind the fence, where
+// the agent evicts each successor. It is empty for none. Patience is 0 if the agent deletes what stays.
+func Staying(seen *state.Observed, steps []plan.Step, patience time.Duration, now time.Time) string {
 	var out []string
 	for _, s := range steps {
 		if s.Kind != plan.Evict {
 			continue
 		}
 		for _, p := range seen.Drained(s.Pods) {
+			grace := p.Grace
+			if p.Terminating {
+				grace = p.GraceEnds.Sub(now)
+			}
+			if patience > 0 && grace > patience {
+				out = append(out, fmt.Sprintf("pod %s may take %s to end, and the change is given up after %s", p,
+					check.WithoutZeroParts(grace.Round(time.Second)), check.WithoutZeroParts(patience)))
+			}
 			if p.Controller != "" && state.PassesFence(p) {
 				out = append(out, fmt.Sprintf("the successor of pod %s may start on this node at once, since it tolerates the cordon and the taint %s", p, config.TaintRepartitioning))
 			}
