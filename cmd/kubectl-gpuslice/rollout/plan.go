@@ -1,8 +1,9 @@
 package rollout
 
 import (
-	"cmp"
+	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -51,20 +52,33 @@ whether it ends; 1 an agent does not answer, or something else went wrong; 130 i
 			if err != nil {
 				return err
 			}
-			var worst error
+			var all []error
+			code := 0
 			for _, g := range groups {
 				err := a.preview(cmd.Context(), client, g.nodes, g.target, out)
-				if code := cli.ExitCode(err); code != 0 && code != cli.ExitHeldUp && code != cli.ExitUnknown {
+				verdict, is := errors.AsType[*cli.ExitError](err)
+				switch {
+				case err == nil:
+					continue
+				case !is || verdict.Code == cli.ExitInterrupted:
 					return err
-				} else if worst == nil || code == cli.ExitHeldUp {
-					worst = err
 				}
+				all, code = append(all, err), worse(code, verdict.Code)
 			}
-			return cmp.Or(out.Err, worst)
+			if code == 0 || out.Err != nil {
+				return out.Err
+			}
+			return &cli.ExitError{Code: code, Err: errors.Join(all...)}
 		},
 	}
 	a.bind(c, o)
 	return c
+}
+
+// worse returns the exit code of the worse verdict.
+func worse(a, b int) int {
+	from := []int{0, cli.ExitUnknown, cli.ExitHeldUp, 1}
+	return from[max(slices.Index(from, a), slices.Index(from, b))]
 }
 
 // sameTarget are nodes with labels that request the same.
