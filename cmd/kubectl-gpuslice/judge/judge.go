@@ -30,7 +30,7 @@ import (
 // longestKey bounds the characters of a taint or a resource in a message.
 const longestKey = 64
 
-// Leaving are the pods that have to leave a node, each by namespace and name.
+// Leaving are the pods that have to leave a node which is to change, each by namespace and name. There may be none.
 type Leaving struct {
 	Node string
 	Pods []string
@@ -40,7 +40,7 @@ type Leaving struct {
 // Pod is a pod, by namespace and name, with what is said of it.
 type Pod struct{ Name, Why string }
 
-// Judgement is what becomes of the pods that leave a node, as if no other node changed. Pods of DaemonSets come back to the node, and no controller recreates a
+// Judgement is what becomes of the pods that leave a node. Pods of DaemonSets come back to the node, and no controller recreates a
 // bare pod: these are in none of its lists.
 type Judgement struct {
 	Placed   []string // pods that have a place on another node
@@ -55,10 +55,13 @@ type Judgement struct {
 }
 
 // Judge says of the pods of each node whether they have a place on another node, and which budgets keep them. It is for a cluster of one moment. ctx bounds
-// nothing but the allocation of devices.
+// nothing but the allocation of devices. Each node is judged as if pods left no other; but a node that changes, too, is no place that is known.
 func Judge(ctx context.Context, c *Cluster, leaving ...Leaving) []Judgement {
 	r := runningIn(c)
 	var out []Judgement
+	for _, l := range leaving {
+		r.changes[l.Node] = true
+	}
 	for _, l := range leaving {
 		out = append(out, r.judge(ctx, l))
 	}
@@ -71,11 +74,12 @@ type running struct {
 	pods    map[string]*corev1.Pod         // by namespace and name
 	on      map[string][]*corev1.Pod       // those that use something, by node
 	free    map[string]corev1.ResourceList // by node
+	changes map[string]bool                // nodes that are to change
 	devices *devices
 }
 
 func runningIn(c *Cluster) *running {
-	r := &running{Cluster: c, pods: map[string]*corev1.Pod{}, on: map[string][]*corev1.Pod{}, free: map[string]corev1.ResourceList{}, devices: devicesOf(c)}
+	r := &running{Cluster: c, pods: map[string]*corev1.Pod{}, on: map[string][]*corev1.Pod{}, free: map[string]corev1.ResourceList{}, changes: map[string]bool{}, devices: devicesOf(c)}
 	for _, n := range c.Nodes {
 		r.free[n.Name] = n.Status.Allocatable.DeepCopy()
 	}
@@ -237,6 +241,9 @@ func (r *running) fits(ctx context.Context, p *corev1.Pod, n *corev1.Node, in ro
 			return "", fmt.Errorf("it may preempt pods on %s", n.Name)
 		}
 		return why, nil
+	}
+	if r.changes[n.Name] {
+		return "", fmt.Errorf("%s is to change, too", n.Name)
 	}
 	if r.devices.classes.asksByClaims(p) {
 		return in.devices.place(ctx, n, p)

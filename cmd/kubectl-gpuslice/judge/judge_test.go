@@ -228,6 +228,32 @@ func TestAPodOfWhichItIsNotKnownTakesRoom(t *testing.T) {
 	}
 }
 
+// Nodes that change together may each be the place of the other's pods, and then neither is.
+func TestNodesThatChangeTogetherAreNoPlace(t *testing.T) {
+	on := func(node, app string) func(*corev1.Pod) {
+		return func(p *corev1.Pod) { p.Spec.NodeName, p.Labels = node, map[string]string{"app": app} }
+	}
+	c := &Cluster{
+		Nodes: []corev1.Node{node("gpu-1", "4"), node("gpu-2", "4")}, Budgets: []policyv1.PodDisruptionBudget{budget("x", "x", 1), budget("y", "y", 1)},
+		Pods: []corev1.Pod{pod("a", on("gpu-1", "x")), pod("b", on("gpu-1", "x")), pod("c", on("gpu-2", "y")), pod("d", on("gpu-2", "y"))},
+	}
+	one, other := Leaving{Node: "gpu-1", Pods: []string{"team/a", "team/b"}}, Leaving{Node: "gpu-2", Pods: []string{"team/c", "team/d"}}
+	both := Judge(t.Context(), c, one, other)
+	if want := "it is not known where pods with a budget would go: team/a (gpu-2 is to change, too); team/b (gpu-2 is to change, too)"; both[0].Unknown != want || both[1].Unknown == "" {
+		t.Errorf("%+v", both)
+	}
+	empty := Judge(t.Context(), c, one, Leaving{Node: "gpu-2"})
+	if empty[0].Unknown != both[0].Unknown || len(empty[1].Lines()) > 0 {
+		t.Errorf("beside a node that no pod leaves: %+v", empty)
+	}
+	c.Nodes = append(c.Nodes, node("gpu-3", "2"))
+	for _, of := range append(Judge(t.Context(), c, one, other), Judge(t.Context(), c, one)...) {
+		if len(of.Placed) != 2 || of.Stuck+of.Unknown != "" {
+			t.Errorf("where a third has room, or the other stays as it is: %+v", of)
+		}
+	}
+}
+
 // The API server evicts a pod that is not ready, or not running, though its budget is used up.
 func TestPodsThatABudgetDoesNotKeepAreNotCounted(t *testing.T) {
 	unready := func(p *corev1.Pod) { p.Status.Conditions[0].Status = corev1.ConditionFalse }

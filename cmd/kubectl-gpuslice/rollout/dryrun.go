@@ -61,12 +61,12 @@ func (p *plans) judge(ctx context.Context, client kube.Interface) (notes []strin
 	var leaving []judge.Leaving
 	var pods []string
 	for _, a := range p.Nodes {
-		if a.Answer != nil && len(a.Answer.Pods) > 0 {
+		if a.Answer != nil && len(a.Answer.Steps)+a.Answer.More > 0 {
 			leaving = append(leaving, judge.Leaving{Node: a.Name, Pods: a.Answer.Pods, More: a.Answer.MorePods})
 			pods = append(pods, a.Answer.Pods...)
 		}
 	}
-	if len(leaving) == 0 || ctx.Err() != nil {
+	if len(pods) == 0 || ctx.Err() != nil {
 		return nil
 	}
 	c, err := judge.Read(ctx, client, pods)
