@@ -144,7 +144,7 @@ func TestPodsWithClaimsHaveADeviceElsewhereOrNot(t *testing.T) {
 
 // Where the devices of claims are not known, it is not known whether the pods of a budget leave. The verdict is then neither that they do nor that they do not.
 func TestAnUnknownPlaceIsNoVerdict(t *testing.T) {
-	const unknown = "it is not known where pods with a budget would go: team/a (the devices of its claims are not known)"
+	const unknown = "pods with a budget may have no place: team/a (the devices of its claims are not known)"
 	for name, row := range map[string]struct {
 		unread error
 		budget int32

@@ -157,7 +157,7 @@ func (r *running) judge(ctx context.Context, l Leaving) (out Judgement) {
 	case stuck >= 0:
 		out.Stuck = out.Budgets[stuck].String()
 	case slices.ContainsFunc(maybe, Budget.keeps):
-		out.Unknown = "it is not known where pods with a budget would go: " + sanitize.Listed(out.unplaced())
+		out.Unknown = "pods with a budget may have no place: " + sanitize.Listed(out.unplaced())
 	case closed >= 0: // the agent does not begin, unless it asks behind the cordon, where the budget may open
 		out.Unknown = out.Budgets[closed].String()
 	case out.More > 0 && len(r.Budgets) > 0:

@@ -209,7 +209,7 @@ func TestWhatTheSchedulerAloneKnowsIsNotKnown(t *testing.T) {
 			said, of := leave(t, c, "a", "b")
 			want := ""
 			if row.want != "" {
-				want = fmt.Sprintf("it is not known where pods with a budget would go: team/a (%[1]s); team/b (%[1]s)", row.want)
+				want = fmt.Sprintf("pods with a budget may have no place: team/a (%[1]s); team/b (%[1]s)", row.want)
 			}
 			if of.Unknown != want || (of.Stuck != "") != row.stuck {
 				t.Errorf("stuck: %t, not known: %q, want %q; all of it:\n%s%+v", row.stuck, of.Unknown, want, said, of)
@@ -239,7 +239,7 @@ func TestNodesThatChangeTogetherAreNoPlace(t *testing.T) {
 	}
 	one, other := Leaving{Node: "gpu-1", Pods: []string{"team/a", "team/b"}}, Leaving{Node: "gpu-2", Pods: []string{"team/c", "team/d"}}
 	both := Judge(t.Context(), c, one, other)
-	if want := "it is not known where pods with a budget would go: team/a (gpu-2 is to change, too); team/b (gpu-2 is to change, too)"; both[0].Unknown != want || both[1].Unknown == "" {
+	if want := "pods with a budget may have no place: team/a (gpu-2 is to change, too); team/b (gpu-2 is to change, too)"; both[0].Unknown != want || both[1].Unknown == "" {
 		t.Errorf("%+v", both)
 	}
 	empty := Judge(t.Context(), c, one, Leaving{Node: "gpu-2"})
