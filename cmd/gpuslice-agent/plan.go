@@ -138,10 +138,15 @@ func (o *options) say(w io.Writer, name string, p preview.Result, offline bool) 
 	if out.Err == nil && (verdict.Ruling != show.HeldUp || len(p.Steps) > 0) { // what cannot be seen yet has no plan
 		out.Err = printPlan(w, name, p, false, o.processName)
 	}
-	if code := verdict.Ruling.ExitCode(); out.Err == nil && code != 0 {
+	code := verdict.Ruling.ExitCode()
+	switch {
+	case out.Err != nil || code == 0:
+		return out.Err
+	case verdict.Ruling == show.BeginsUnsure:
+		return &cli.ExitError{Code: code, Err: fmt.Errorf("%s would begin, and perhaps not end", name)}
+	default:
 		return &cli.ExitError{Code: code, Err: fmt.Errorf("%s would be held up", name)}
 	}
-	return out.Err
 }
 
 func (o *options) preview(cmd *cobra.Command, w planRequest, known manifest.Configs) (preview.Result, error) {

@@ -125,6 +125,25 @@ func TestAPlanEndsByTheVerdictOfTheAgent(t *testing.T) {
 	}
 }
 
+// The error of a plan says no more than its first line.
+func TestTheErrorOfAPlanIsItsVerdict(t *testing.T) {
+	steps := []plan.Step{{Kind: plan.Fence}}
+	for name, row := range map[string]struct {
+		plan preview.Result
+		said string
+		code int
+	}{
+		"it begins":            {preview.Result{Steps: steps}, "", 0},
+		"it is held up":        {preview.Result{Steps: steps, HeldUp: "audit"}, "all-1g.10gb would be held up", cli.ExitHeldUp},
+		"it may begin in vain": {preview.Result{Steps: steps, Unsure: "GPU 0"}, "all-1g.10gb would begin, and perhaps not end", cli.ExitUnknown},
+	} {
+		err := (&options{}).say(io.Discard, "all-1g.10gb", row.plan, false)
+		if cli.ExitCode(err) != row.code || row.code != 0 && err.Error() != row.said {
+			t.Errorf("%s: exit code %d, %v; want %d, %s", name, cli.ExitCode(err), err, row.code, row.said)
+		}
+	}
+}
+
 // A name that no label can have would forge lines of what is printed.
 func TestNamesOfTheCommandLineForgeNoLine(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "a\nFAKE")
