@@ -70,8 +70,6 @@ func beginning(a *api.Answer, stuck, unknown string) Verdict {
 		return Verdict{Begins, begins + "; at the deadline its agent deletes the pods that are still there: " + stuck}
 	case patience <= 0 && unknown != "":
 		return Verdict{Begins, begins + "; at the deadline its agent deletes the pods that are still there, and it is not known whether there are any: " + unknown}
-	case patience <= 0:
-		return Verdict{Begins, begins}
 	case stuck != "":
 		return Verdict{GivesUp, "would give up after " + Period(patience) + ": " + stuck}
 	case unknown != "":
