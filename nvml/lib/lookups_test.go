@@ -8,9 +8,11 @@ import (
 	"testing"
 	"time"
 
+	nv "github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpuslice/gpuslice/nvml"
+	"github.com/gpuslice/gpuslice/nvml/lib"
 	"github.com/gpuslice/gpuslice/test/gpusim"
 	"github.com/gpuslice/gpuslice/test/gpusim/gpusimtest"
 	"github.com/gpuslice/gpuslice/test/receive"
@@ -180,5 +182,82 @@ func TestWhatAnAbandonedObservationHasSeenIsNotLookedUpAgain(t *testing.T) {
 	})
 	if !answered || taken[gpusim.ComputeInstanceGetInfo] != 14 {
 		t.Errorf("an observation has answered: %t; handles of MIG devices: %v", answered, taken)
+	}
+}
+
+// The library as a driver may be that names MIG devices by the ids of their instances alone.
+type (
+	namedByIDs    struct{ nv.Interface }
+	namedDevice   struct{ nv.Device }
+	namedInstance struct{ nv.GpuInstance }
+	namedPart     struct{ nv.ComputeInstance }
+	named         struct {
+		nv.Device
+		part namedPart
+	}
+)
+
+func (l namedByIDs) DeviceGetHandleByIndex(index int) (nv.Device, nv.Return) {
+	d, ret := l.Interface.DeviceGetHandleByIndex(index)
+	return namedDevice{d}, ret
+}
+
+func (d namedDevice) GetGpuInstances(p *nv.GpuInstanceProfileInfo) ([]nv.GpuInstance, nv.Return) {
+	out, ret := d.Device.GetGpuInstances(p)
+	for n := range out {
+		out[n] = namedInstance{out[n]}
+	}
+	return out, ret
+}
+
+func (i namedInstance) GetComputeInstances(p *nv.ComputeInstanceProfileInfo) ([]nv.ComputeInstance, nv.Return) {
+	out, ret := i.GpuInstance.GetComputeInstances(p)
+	for n := range out {
+		out[n] = namedPart{out[n]}
+	}
+	return out, ret
+}
+
+func (c namedPart) GetInfo() (nv.ComputeInstanceInfo, nv.Return) {
+	info, ret := c.ComputeInstance.GetInfo()
+	info.Device = named{info.Device, c}
+	return info, ret
+}
+
+func (n named) GetUUID() (string, nv.Return) {
+	info, ret := n.part.ComputeInstance.GetInfo()
+	if ret != nv.SUCCESS {
+		return "", ret
+	}
+	gpu, ret := info.GpuInstance.GetInfo()
+	return fmt.Sprintf("MIG-%d-%d", gpu.Id, info.Id), ret
+}
+
+// Another program moves a part within its GPU instance. The next one may have the id, the handle and the UUID of the former.
+func TestAPartThatHasMovedIsFoundAtItsPlace(t *testing.T) {
+	n := gpusimtest.Node(t, "gpus: [{model: H100-80GB, mig: true}]")
+	other := n.Driver()
+	gpu := snapshot(t, other)[0].UUID
+	p := placed(t, other, 0, "3g.40gb@4")
+	p.Compute = "1c+1c"
+	if err := other.Create(t.Context(), gpu, p); err != nil {
+		t.Fatal(err)
+	}
+	d := releasing(t, lib.Open(lib.Options{Library: gpusimtest.Library(t), Wrap: func(l nv.Interface) nv.Interface { return namedByIDs{l} }}))
+	parts := func(d nvml.Driver) (out []nvml.Part) {
+		for _, device := range snapshot(t, d)[0].Instances[0].Devices {
+			out = append(out, device.Part)
+		}
+		return out
+	}
+	before := parts(d)
+	if err := other.DestroyPart(t.Context(), gpu, p, before[0]); err != nil {
+		t.Fatal(err)
+	}
+	if err := other.CreatePart(t.Context(), gpu, p, nvml.Part{Name: "1c", Span: nvml.Span{Start: 2, Size: 1}}); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(parts(other), parts(d)); diff != "" {
+		t.Errorf("parts (-simulated +library):\n%s", diff)
 	}
 }

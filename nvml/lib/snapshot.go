@@ -333,7 +333,7 @@ func (s *session) stillThere(d device, i *instance, h nv.ComputeInstance, kind u
 		return compute{}, false
 	}
 	at := slices.IndexFunc(was.compute, func(c compute) bool { return c.handle == h && c.kind == kind })
-	if at < 0 {
+	if at < 0 || was.compute[at].slices != i.profile.Slices { // a part may have moved within its GPU instance, and have the UUID that it had
 		return compute{}, false
 	}
 	uuid, ret := was.compute[at].device.GetUUID()
