@@ -134,13 +134,33 @@ func (c *cutting) restoreFormer(ctx context.Context) error {
 		}
 		return nil
 	}
+	began := left.Began.Format(time.DateTime)
+	if !c.restore && len(c.confirm) == 0 {
+		return fmt.Errorf("no GPU was changed. The run of %s ended before it could restore its GPUs: restore them by CUT=restore (run.sh --restore)", began)
+	}
+	if err := c.unused(ctx, left); err != nil {
+		return fmt.Errorf("the run of %s has left its GPUs changed, and they are in use now, so nothing was restored:\n%w", began, err)
+	}
 	c.found = left
 	saw, err := c.bringBack(ctx)
 	if err != nil {
 		return err
 	}
-	fmt.Printf("restored what the run of %s has left: %s\n", left.Began.Format(time.DateTime), saw)
+	fmt.Printf("restored what the run of %s has left: %s\n", began, saw)
 	return nil
+}
+
+// unused returns what uses the GPUs of an earlier run.
+func (c *cutting) unused(ctx context.Context, left *cut.Found) error {
+	call, cancel := context.WithTimeout(ctx, callTime)
+	defer cancel()
+	all, err := c.bench.Driver.Snapshot(call)
+	if err != nil {
+		return err
+	}
+	return c.users.Unused(call, all, slices.DeleteFunc(slices.Clone(all), func(g nvml.GPU) bool {
+		return !slices.ContainsFunc(left.GPUs, func(was nvml.GPU) bool { return was.UUID == g.UUID })
+	}))
 }
 
 // vacant reads the GPUs that are confirmed, and refuses those that anything uses.

@@ -29,7 +29,11 @@ type Machine struct {
 func (m Machine) Vacant(ctx context.Context, all []nvml.GPU, chosen []nvml.UUID) ([]nvml.GPU, error) {
 	var gpus []nvml.GPU
 	var errs []error
-	for _, uuid := range chosen {
+	for n, uuid := range chosen {
+		if slices.Contains(chosen[:n], uuid) {
+			errs = append(errs, fmt.Errorf("%s is named twice: name each GPU once", sanitize.Name(string(uuid))))
+			continue
+		}
 		at := slices.IndexFunc(all, func(g nvml.GPU) bool { return g.UUID == uuid })
 		if at < 0 {
 			errs = append(errs, fmt.Errorf("this machine has no %s: name one of %s", sanitize.Name(string(uuid)), names(all)))
@@ -45,7 +49,27 @@ func (m Machine) Vacant(ctx context.Context, all []nvml.GPU, chosen []nvml.UUID)
 	if err := errors.Join(errs...); err != nil {
 		return nil, err
 	}
-	return gpus, errors.Join(m.programs(), m.open(ctx, gpus), m.kubelet(ctx, all, gpus))
+	return gpus, m.Unused(ctx, all, gpus)
+}
+
+// Unused returns each use of these GPUs, with what to do; nil if nothing uses them. What cannot be read counts as a use.
+func (m Machine) Unused(ctx context.Context, all, gpus []nvml.GPU) error {
+	errs := []error{m.programs(), m.open(ctx, gpus), m.kubelet(ctx, all, gpus)}
+	for _, g := range gpus {
+		if on := processesOn(g); len(on) > 0 {
+			errs = append(errs, fmt.Errorf("GPU %d (%s) is used by process %d: end it, or try another time", g.Index, g.UUID, on[0].PID))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// processesOn returns all processes that the driver reports on the GPU.
+func processesOn(g nvml.GPU) []nvml.Process {
+	out := slices.Clone(g.Processes)
+	for _, i := range g.Instances {
+		out = append(out, i.Processes...)
+	}
+	return out
 }
 
 func names(all []nvml.GPU) string {
@@ -61,10 +85,6 @@ func unfit(g nvml.GPU) error {
 	because := func(format string, args ...any) error {
 		return fmt.Errorf("GPU %d (%s) %s", g.Index, g.UUID, fmt.Sprintf(format, args...))
 	}
-	processes := slices.Clone(g.Processes)
-	for _, i := range g.Instances {
-		processes = append(processes, i.Processes...)
-	}
 	switch {
 	case g.Lost:
 		return because("has fallen off the bus: reset it, or reboot")
@@ -74,8 +94,6 @@ func unfit(g nvml.GPU) error {
 		return because("has no MIG mode: name another")
 	case g.Pending != g.Enabled:
 		return because("has a change of MIG mode pending: reset it or reboot first (nvidia-smi --gpu-reset -i %s)", g.UUID)
-	case len(processes) > 0:
-		return because("is used by process %d: end it, or try another time", processes[0].PID)
 	}
 	if at := slices.IndexFunc(g.Instances, nvml.Instance.HalfMade); at >= 0 {
 		return because("has %v without a compute instance, which is not restored: destroy it, or complete it (nvidia-smi mig)", g.Instances[at].Placed)

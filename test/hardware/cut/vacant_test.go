@@ -90,6 +90,7 @@ func TestAGPUIsCutOnlyIfNothingUsesItAndAllOfItCanBeRestored(t *testing.T) {
 		}, nil},
 
 		{"it is not there", twoH100, func(s *situation) { s.chosen = []nvml.UUID{"GPU-\x1bother"} }, []string{`this machine has no GPU-`, "name one of GPU-"}},
+		{"it is named twice", twoH100, func(s *situation) { s.chosen = append(s.chosen, s.chosen[0]) }, []string{"is named twice: name each GPU once"}},
 		{"two models", "gpus: [{model: H100-80GB}, {model: H200}]", func(s *situation) {
 			s.chosen = append(s.chosen, nvml.UUID(s.uuid(1)))
 		}, []string{"GPU 1 is NVIDIA H200, and GPU 0 is NVIDIA H100 80GB HBM3: cut one model at a time"}},
