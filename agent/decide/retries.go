@@ -285,9 +285,11 @@ func (r *Retries) InUse(seen *state.Observed, want state.Desired, step plan.Step
 	}
 	if !tried.unheldSince.IsZero() && now.Sub(tried.unheldSince) < outcome.NoHolderNews {
 		tried.next = now.Add(outcome.NoHolderRetry)
-		tried.lastDecision = outcome.Decision{
-			Reason: config.ReasonRepartitioning, Message: err.Error() + "; trying again", After: outcome.NoHolderRetry, Waits: outcome.ForStep,
+		if now.Sub(tried.inUseAt) >= outcome.InUseNews { // otherwise the report of processes stays
+			tried.inUseAt = time.Time{}
+			tried.lastDecision = outcome.Decision{Reason: config.ReasonRepartitioning, Message: err.Error() + "; trying again", Waits: outcome.ForStep}
 		}
+		tried.lastDecision.After = outcome.NoHolderRetry
 		r.attempts[step.String()] = tried
 		return tried.lastDecision
 	}
@@ -298,8 +300,9 @@ func (r *Retries) InUse(seen *state.Observed, want state.Desired, step plan.Step
 			wait.Since = seen.Journal.Started
 			wait.Until, wait.Then = seen.AtDeadline(r.Deadline(seen, want, step), want)
 		}
-		tried.lastDecision = outcome.Decision{Reason: config.ReasonGPUInUse, After: outcome.InUseRetry, Message: wait.Error()}
+		tried.lastDecision = outcome.Decision{Reason: config.ReasonGPUInUse, Message: wait.Error()}
 	}
+	tried.lastDecision.After = outcome.InUseRetry
 	tried.next = now.Add(outcome.InUseRetry)
 	r.attempts[step.String()] = tried
 	return tried.lastDecision

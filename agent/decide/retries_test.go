@@ -230,6 +230,14 @@ func TestProcessesOnAGPUAreWaitedForUntilTheDeadline(t *testing.T) {
 			says:     "process 1",
 			deadline: true,
 		},
+		"half a minute after another process, and then none": {
+			at:       time.Minute,
+			journal:  true,
+			before:   "process 1, then none",
+			earlier:  30 * time.Second,
+			says:     "process 1",
+			deadline: true,
+		},
 		"a minute after another process": {at: time.Minute, journal: true, before: "process 1", earlier: time.Minute, says: "process 2", deadline: true},
 		"half a minute after it failed somehow": {
 			at:       time.Minute,
@@ -251,6 +259,9 @@ func TestProcessesOnAGPUAreWaitedForUntilTheDeadline(t *testing.T) {
 		switch row.before {
 		case "process 1":
 			b.InUse(seen, want, reset, errors.New(row.before))
+		case "process 1, then none":
+			b.InUse(seen, want, reset, errors.New("process 1"))
+			b.InUse(seen, want, reset, &outcome.NoHolderError{Err: errors.New("no process")})
 		case "a failure":
 			b.InUse(seen, want, reset, errors.New("process 1"))
 			b.Failed(reset, want, errors.New(row.before))
