@@ -159,6 +159,14 @@ func TestTheCauseAndWhoHasToAct(t *testing.T) {
 			[]string{"no window", `"you":"force it"`},
 			"",
 		},
+		"a user's taint": {
+			[]change{func(e *diagnosis.Evidence) {
+				e.Node.Spec.Taints = append(e.Node.Spec.Taints, corev1.Taint{Key: "team", Value: "b", Effect: corev1.TaintEffectNoExecute}, corev1.Taint{Key: "soft", Effect: corev1.TaintEffectPreferNoSchedule})
+			}},
+			nil, api.VerdictFree,
+			[]string{"the node takes pods that tolerate team:NoExecute, and nothing is left to restore"},
+			"soft",
+		},
 		"a cordon by hand": {
 			[]change{cordonedBy("kubectl-cordon")},
 			[]api.Cause{api.CauseCordonedByPerson},

@@ -5,10 +5,12 @@ import (
 	"slices"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/duration"
 
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/plan"
+	"github.com/gpuslice/gpuslice/config/sanitize"
 )
 
 // stepTime is the longest time that one step on the hardware was measured to take: a mode change, or a reset.
@@ -58,14 +60,28 @@ func (e *Evidence) outcomeOfOthers(causes []api.Finding) api.Outcome {
 	}
 	switch {
 	case e.parked():
-		return api.Outcome{Verdict: api.VerdictFree, Text: "the node takes pods, and " + e.Journal.Target + " waits for its next reboot"}
+		return api.Outcome{Verdict: api.VerdictFree, Text: e.takesPods() + ", and " + e.Journal.Target + " waits for its next reboot"}
 	case foreign != "":
 		return api.Outcome{Verdict: api.VerdictNotOurs, Text: "not ours: " + foreign + "; gpuslice keeps no pods from the node"}
 	case e.Want.Name != "" && (len(e.Steps) > 0 || e.Refused != nil || e.NotYet != nil):
-		return api.Outcome{Verdict: api.VerdictFree, Text: "the node takes pods, but does not match " + e.Want.Name}
+		return api.Outcome{Verdict: api.VerdictFree, Text: e.takesPods() + ", but does not match " + e.Want.Name}
 	default:
-		return api.Outcome{Verdict: api.VerdictFree, Text: "the node takes pods, and nothing is left to restore"}
+		return api.Outcome{Verdict: api.VerdictFree, Text: e.takesPods() + ", and nothing is left to restore"}
 	}
+}
+
+// takesPods says which pods the node takes, as far as taints decide.
+func (e *Evidence) takesPods() string {
+	var taints []string
+	for _, t := range e.Node.Spec.Taints {
+		if t.Effect == corev1.TaintEffectNoSchedule || t.Effect == corev1.TaintEffectNoExecute {
+			taints = append(taints, t.Key+":"+string(t.Effect))
+		}
+	}
+	if len(taints) == 0 {
+		return "the node takes pods"
+	}
+	return "the node takes pods that tolerate " + sanitize.Names(taints)
 }
 
 // closedByOthers names the user, tool or taint that keeps pods away.
