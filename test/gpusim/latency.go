@@ -12,7 +12,7 @@ const (
 	LatencyHopperFast = "hopper-fast" // a Hopper GPU, as fast as it may be
 	LatencyHopperSlow = "hopper-slow" // a Hopper GPU, as slow as it may be
 	LatencyDense      = "dense"       // a large machine with many MIG devices, on which each handle of one takes long
-	LatencyCautious   = "cautious"    // the slowest of all figures, on any GPU, with few MIG devices
+	LatencyCautious   = "cautious"    // one slow figure for each call, on any GPU, with few MIG devices
 )
 
 // Basis is where a Figure comes from.
@@ -20,7 +20,7 @@ type Basis string
 
 // The bases of figures.
 const (
-	Measured  Basis = "measured"  // by this project, on hardware of the profile
+	Measured  Basis = "measured"  // by this project, on the hardware that the source names
 	Published Basis = "published" // by others: in a log, an issue, a thesis, or a comment of source code
 	Assumed   Basis = "assumed"   // there is no figure for this hardware; the source says what it follows
 )
