@@ -278,12 +278,14 @@ func (r *Retries) InUse(seen *state.Observed, want state.Desired, step plan.Step
 		}}
 	}
 	tried := r.attempts[step.String()]
-	if _, is := errors.AsType[*outcome.NoHolderError](err); !is {
+	_, unheld := errors.AsType[*outcome.NoHolderError](err)
+	switch {
+	case !unheld && now.Sub(tried.unheldSince) >= outcome.InUseNews: // the agent tries so often once a minute at most: processes may come and go in turn
 		tried.unheldSince = time.Time{}
-	} else if tried.unheldSince.IsZero() {
+	case unheld && tried.unheldSince.IsZero():
 		tried.unheldSince = now
 	}
-	if !tried.unheldSince.IsZero() && now.Sub(tried.unheldSince) < outcome.NoHolderNews {
+	if unheld && now.Sub(tried.unheldSince) < outcome.NoHolderNews {
 		tried.next = now.Add(outcome.NoHolderRetry)
 		if now.Sub(tried.inUseAt) >= outcome.InUseNews { // otherwise the report of processes stays
 			tried.inUseAt = time.Time{}

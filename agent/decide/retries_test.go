@@ -358,3 +358,22 @@ func TestWhatBecomesOfAPassThatEndedByAnError(t *testing.T) {
 		t.Error("a failed observation counts after one that has succeeded")
 	}
 }
+
+// A process that comes and goes opens no end of quick tries, each of which scans the process table.
+func TestAProcessThatComesAndGoesDoesNotQuickenTheTriesForGood(t *testing.T) {
+	t.Parallel()
+	start, reset := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC), plan.Step{Kind: plan.Reset, GPU: "GPU-a"}
+	clock := testclock.NewFakeClock(start)
+	b := decide.NewRetries(monotonic.New(clock), config.Default())
+	want, tries := state.Desired{Fingerprint: "asked", Undo: true}, 0
+	for ; clock.Since(start) < time.Hour; tries++ {
+		var err error = &outcome.NoHolderError{Err: errors.New("no process")}
+		if tries%8 == 0 {
+			err = errors.New("a monitor")
+		}
+		clock.Step(b.InUse(&state.Observed{}, want, reset, err).After)
+	}
+	if most := int(time.Hour/outcome.InUseRetry) + 60*int(outcome.NoHolderNews/outcome.NoHolderRetry); tries > most {
+		t.Errorf("%d tries in an hour, want at most %d", tries, most)
+	}
+}
