@@ -248,7 +248,7 @@ func Operands(seen *state.Observed) (pauses []plan.Pause, pods []plan.Operand) {
 	return pauses, pods
 }
 
-// manyDevices is the least number of MIG devices with which a program of NVIDIA's has not started: eight H200s with three each. With two each it has.
+// manyDevices is how many MIG devices kept a program of NVIDIA from starting: three on each of eight H200s. With two on each it started.
 const manyDevices = 24
 
 // tooMany names the programs of NVIDIA's that do not start where there are many MIG devices, if the change makes a node such a one.

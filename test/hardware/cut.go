@@ -355,7 +355,7 @@ func (c *cutting) recut(ctx context.Context, p *plane) (string, error) {
 			}
 			return p.await(ctx, "the agent to have made "+to.config, func(n *corev1.Node) bool {
 				slices := n.Status.Allocatable[slice]
-				return p.proven(n, to.config) && offered(n) == to.whole && int(slices.Value()) == to.slices
+				return p.converged(n, to.config) && offered(n) == to.whole && int(slices.Value()) == to.slices
 			})
 		})
 		if err != nil {

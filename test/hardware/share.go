@@ -193,7 +193,7 @@ func (p *plane) becomes(ctx context.Context, key string, replicas int) (string, 
 	}
 	want := len(p.before) * replicas
 	err := p.await(ctx, "the agent to prove "+key, func(n *corev1.Node) bool {
-		return p.proven(n, key) && offered(n) == want
+		return p.converged(n, key) && offered(n) == want
 	})
 	if err != nil {
 		return "", err
@@ -212,8 +212,8 @@ func (p *plane) becomes(ctx context.Context, key string, replicas int) (string, 
 	return fmt.Sprintf("proven after %s, kubelet gives out %d", short(took), want), nil
 }
 
-// proven reports whether the agent says that the node has what is requested by this name, and has released it.
-func (p *plane) proven(n *corev1.Node, key string) bool {
+// converged reports whether the agent says that the node has what is requested by this name, and has released it.
+func (p *plane) converged(n *corev1.Node, key string) bool {
 	c := said(n, config.ConditionGPUPartitionReady)
 	_, pending := n.Annotations[config.AnnotationJournal]
 	return c.Status == corev1.ConditionTrue && strings.HasPrefix(c.Message, key+":") && !n.Spec.Unschedulable && !pending

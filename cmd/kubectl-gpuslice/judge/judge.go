@@ -54,8 +54,8 @@ type Judgement struct {
 	Unknown string // why that is not known; empty if Stuck is not
 }
 
-// Judge says of the pods of each node whether they have a place on another node, and which budgets keep them. It is for a cluster of one moment. ctx bounds
-// nothing but the allocation of devices. Each node is judged as if pods left no other; but a node that changes, too, is no place that is known.
+// Judge says of the pods of each node whether they have a place on another node, and which budgets keep them. The lists are of one moment. ctx bounds
+// the allocation of devices alone. Each node is judged as if pods left no other; but a node that changes, too, is no place that is known.
 func Judge(ctx context.Context, c *Cluster, leaving ...Leaving) []Judgement {
 	r := runningIn(c)
 	var out []Judgement
@@ -183,7 +183,7 @@ func (r *running) roomWithout(l Leaving) room {
 	return room{free: maps.Clone(r.free), devices: r.devices.without(pods)}
 }
 
-// take takes what a pod needs of the node. The resources of other rooms stay as they are.
+// take takes what a pod needs of the node, from this room alone.
 func (in *room) take(node string, needs corev1.ResourceList) {
 	left := in.free[node].DeepCopy()
 	subtract(left, needs)

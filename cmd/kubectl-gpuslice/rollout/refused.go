@@ -19,8 +19,8 @@ import (
 const foreseeTime = 5 * time.Second
 
 // foresee asks the agents what they would do before the nodes are labelled. Only they know the names that they generate for the hardware, and they read the
-// catalog with their own rights. It is an error if all that answer would refuse, as for a misspelt name. It does not ask where no agent reports, or where nothing
-// is to be written.
+// catalog with their own rights. It is an error if all that answer would refuse, as for a misspelt name. It leaves out nodes that no agent reports on, or that
+// have the label already.
 func (a *application) foresee(ctx context.Context, client kube.Interface, nodes []corev1.Node, w cluster.Target, out *cli.Printer) (*plans, error) {
 	p, err := a.ask(ctx, client, slices.DeleteFunc(slices.Clone(nodes), func(n corev1.Node) bool {
 		t := cluster.ReportOf(&n)

@@ -57,7 +57,7 @@ type world struct {
 	g nvml.GPU
 }
 
-// What a run has done when it is killed, or somebody after it.
+// What a run has done when it is killed, or another user after it.
 func TestWhateverHasBecomeOfTheGPUsTheyAreRestored(t *testing.T) {
 	for name, c := range map[string]struct {
 		spec, instances string
