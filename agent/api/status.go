@@ -4,6 +4,8 @@ import (
 	"slices"
 	"time"
 
+	"k8s.io/apimachinery/pkg/types"
+
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/nvml"
 )
@@ -70,6 +72,36 @@ type Status struct {
 
 	// StaleResources are resources of former configs, which kubelet keeps on the node at 0. They are there once the node is as desired.
 	StaleResources []string `json:"staleResources,omitempty"`
+
+	// Models are the kinds of GPUs that can be cut, each once.
+	Models []Model `json:"models,omitempty"`
+	// Held are the pods that have GPUs or parts of them; nil if the annotation has no room for them.
+	Held []Held `json:"held,omitzero"`
+}
+
+// Model is one kind of GPU, with the instances that the driver offers on it.
+type Model struct {
+	Name     string    `json:"name"` // "NVIDIA H100 80GB HBM3"
+	GPUs     []int     `json:"gpus"` // by their index on the node
+	Profiles []Profile `json:"profiles"`
+}
+
+// Profile is one kind of GPU instance of a model.
+type Profile struct {
+	Name    string       `json:"name"`   // "1g.10gb+me"
+	Slices  int          `json:"slices"` // compute slices
+	Size    int          `json:"size"`   // memory slices
+	At      []int        `json:"at"`     // first memory slices that an instance may have
+	Max     int          `json:"max"`    // instances of it on an empty GPU
+	Engines nvml.Engines `json:"engines,omitzero"`
+}
+
+// Held is a pod that has GPUs or parts of them. It is named by its UID, which says nothing to those who may not list pods.
+type Held struct {
+	Pod types.UID `json:"pod"`
+	// On are the GPUs that it has as a whole, "3", and the instances, "3/4": by the GPU's index and the first memory slice. It is empty if the agent does not
+	// know them: the pod may have any.
+	On []string `json:"on,omitempty"`
 }
 
 // PhaseBeside returns the phase of a node for the reason in its condition. A pass that cannot see all of the node writes the condition alone,
