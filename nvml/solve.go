@@ -187,8 +187,13 @@ func places(p Profile) int {
 	if len(p.Placements) == 0 {
 		return p.Max // the driver reports no places
 	}
-	n, end := 0, 0
-	for _, at := range slices.SortedFunc(slices.Values(p.Placements), func(a, b Span) int { return cmp.Compare(a.End(), b.End()) }) {
+	return apart(p.Placements)
+}
+
+// apart counts how many of the spans do not overlap, at most.
+func apart(spans []Span) (n int) {
+	end := 0
+	for _, at := range slices.SortedFunc(slices.Values(spans), func(a, b Span) int { return cmp.Compare(a.End(), b.End()) }) {
 		if at.Start >= end {
 			n, end = n+1, at.End()
 		}
@@ -225,6 +230,30 @@ func (g GPU) Largest() (Profile, bool) {
 		}
 	}
 	return Profile{}, false
+}
+
+// Fits returns how many more instances of the profile fit on the GPU next to these. Other instances do not count.
+func (g GPU) Fits(p Profile, beside []Placed) int {
+	var taken []kind
+	for _, b := range beside {
+		other, known := g.Profile(b.Profile)
+		if !known {
+			return 0
+		}
+		taken = append(taken, kind{profile: other, count: 1})
+	}
+	var free []Span
+	for _, at := range p.Placements {
+		if !slices.ContainsFunc(beside, func(b Placed) bool { return b.Overlaps(at) }) {
+			free = append(free, at)
+		}
+	}
+	all := budgetOf(g)
+	n := apart(free)
+	for n > 0 && !all.covers(append(slices.Clone(taken), kind{profile: p, count: n})) {
+		n--
+	}
+	return n
 }
 
 // share is how often the part is in all of it.

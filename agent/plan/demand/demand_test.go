@@ -1,0 +1,440 @@
+package demand_test
+
+import (
+	"flag"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpuslice/gpuslice/agent/plan/demand"
+	"github.com/gpuslice/gpuslice/nvml"
+	"github.com/gpuslice/gpuslice/test/gpusim"
+)
+
+var states = flag.Int("states", 300, "random states that are compared with brute force")
+
+// models are a GPU of each model that can be cut, as its driver reports it.
+func models(t testing.TB) map[string]nvml.GPU {
+	t.Helper()
+	out := map[string]nvml.GPU{}
+	for _, model := range gpusim.Models() {
+		n, err := gpusim.Create(t.TempDir(), gpusim.Spec{GPUs: []gpusim.GPUSpec{{Model: model}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		found, err := n.Driver().Snapshot(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := n.Close(); err != nil {
+			t.Fatal(err)
+		}
+		if found[0].Capable {
+			out[model] = found[0]
+		}
+	}
+	return out
+}
+
+// gpu is a GPU of the model, cut and held as the text says: "off", "off:a", "1g.10gb@0:a,b 3g.40gb@4".
+func gpu(t testing.TB, model nvml.GPU, text string) demand.GPU {
+	t.Helper()
+	g := demand.GPU{GPU: model, On: map[int][]string{}}
+	if mode, pods, _ := strings.Cut(text, ":"); mode == "off" {
+		g.All = names(pods)
+		return g
+	}
+	g.Enabled = true
+	for _, word := range strings.Fields(text) {
+		place, pods, _ := strings.Cut(word, ":")
+		name, start, _ := strings.Cut(place, "@")
+		p, is := model.Profile(name)
+		at := slices.IndexFunc(p.Placements, func(s nvml.Span) bool { return fmt.Sprint(s.Start) == start })
+		if !is || at < 0 {
+			t.Fatalf("%s has no %s", model.Model, place)
+		}
+		add(&g, nvml.Placed{Profile: name, Span: p.Placements[at]}, names(pods)...)
+	}
+	return g
+}
+
+func names(text string) []string {
+	return slices.DeleteFunc(strings.Split(text, ","), func(s string) bool { return s == "" })
+}
+
+func add(g *demand.GPU, p nvml.Placed, pods ...string) {
+	g.Instances = append(g.Instances, nvml.Instance{Placed: p, Devices: []nvml.Device{{Profile: p.Profile, Held: len(pods) > 0}}})
+	if len(pods) > 0 {
+		g.On[p.Start] = pods
+	}
+}
+
+func TestTheCheapestChangeIsFound(t *testing.T) {
+	h100 := models(t)["H100-80GB"]
+	for _, row := range []struct {
+		name, want, gpus, cuts, leave string
+	}{
+		{"an idle instance needs no change", "3g.40gb=1", "3g.40gb@0", "", ""},
+		{"a free place is used, though another GPU is idle", "3g.40gb=1", "off; 3g.40gb@0:a", "1: 3g.40gb@0 3g.40gb@4", ""},
+		{"idle instances go before those of pods", "3g.40gb=1", "1g.10gb@0:a 1g.10gb@1:a 1g.10gb@4 1g.10gb@5", "0: 1g.10gb@0 1g.10gb@1 3g.40gb@4", ""},
+		{"the smallest part of a pod goes", "3g.40gb=1", "3g.40gb@0:a 1g.10gb@4:b 1g.10gb@5 1g.10gb@6", "0: 3g.40gb@0 3g.40gb@4", "b"},
+		{
+			"a pod that leaves has a place again", "3g.40gb=1", "1g.10gb@0:a 1g.10gb@4:b",
+			"0: 1g.10gb@0 1g.10gb@1 3g.40gb@4", "b",
+		},
+		{"a whole GPU", "gpu=1", "1g.10gb@0:a; 1g.10gb@0", "1: off", ""},
+		{"a whole GPU is free", "gpu=1", "off:a; off", "", ""},
+		{"parts of two GPUs", "4g.40gb=2", "off; 3g.40gb@0:a; off:b", "0: 4g.40gb@0; 1: 4g.40gb@0 3g.40gb@4", "a"},
+		{"two kinds", "2g.20gb=1 1g.10gb=1", "3g.40gb@0:a", "0: 3g.40gb@0 2g.20gb@4 1g.10gb@6", ""},
+		{"the solver leaves a pod its own, and there is no other place", "3g.40gb=1 1g.10gb=2", "3g.40gb@0:a", "impossible", ""},
+		{"what a GPU has once, and a pod has it", "1g.10gb+me=1", "1g.10gb+me@0:a", "impossible", ""},
+		{"what a GPU has once, and no pod has it", "1g.10gb+me=1", "1g.10gb@0:a 1g.10gb+me@1 1g.10gb@4", "", ""},
+		{"larger than the GPU", "4g.40gb=2", "off", "impossible", ""},
+		{"no such profile", "1g.5gb=1", "off", "impossible", ""},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			var gpus []demand.GPU
+			for text := range strings.SplitSeq(row.gpus, "; ") {
+				gpus = append(gpus, gpu(t, h100, text))
+			}
+			found, ok := demand.Asked(map[string]int{"1g.10gb": 1, demand.Whole: 1}).Find(gpus, want(row.want))
+			if diff := cmp.Diff([]string{row.cuts, row.leave}, []string{cuts(found, ok), strings.Join(found.Pods, ",")}); diff != "" {
+				t.Errorf("-want +got:\n%s", diff)
+			}
+		})
+	}
+}
+
+func want(text string) demand.Want {
+	out := demand.Want{}
+	for _, word := range strings.Fields(text) {
+		name, n, _ := strings.Cut(word, "=")
+		_, _ = fmt.Sscan(n, new(int))
+		var count int
+		_, _ = fmt.Sscan(n, &count)
+		out[name] = count
+	}
+	return out
+}
+
+func cuts(r demand.Recut, ok bool) string {
+	if !ok {
+		return "impossible"
+	}
+	var out []string
+	for _, c := range r.Cuts {
+		after := "off"
+		if c.Request.MIG {
+			after = c.After.String()
+		}
+		out = append(out, fmt.Sprintf("%d: %s", c.GPU, after))
+	}
+	return strings.Join(out, "; ")
+}
+
+// TestNoChangeIsCheaper compares with brute force, which asks for every set of instances, and looks at what the solver makes of it.
+func TestNoChangeIsCheaper(t *testing.T) {
+	r := rand.New(rand.NewPCG(11, 12))
+	all := models(t)
+	kinds := slices.Sorted(maps.Keys(all))
+	impossible, taken, free := 0, 0, 0
+	search := map[string]*demand.Search{}
+	for range *states {
+		model := kinds[r.IntN(len(kinds))]
+		gpus := randomNode(r, all[model])
+		asks := randomWant(r, all[model])
+		if search[model] == nil {
+			search[model] = demand.Asked(map[string]int{all[model].Profiles[0].Name: 3, demand.Whole: 1})
+		}
+		for _, fewest := range []bool{false, true} {
+			s := search[model]
+			if fewest {
+				s = s.FewestPods()
+			}
+			got, ok := s.Find(gpus, asks)
+			cost := got.Cost.Lost
+			if fewest {
+				cost = got.Cost.Pods
+			}
+			least, can := solver{}.least(gpus, asks, fewest)
+			if ok != can || ok && cost != least {
+				t.Fatalf("%v on %s, fewest pods %t: found %t at cost %d, brute force %t at %d\n%s", asks, model, fewest, ok, cost, can, least, describe(gpus))
+			}
+			if ok {
+				carriesOut(t, gpus, asks, got)
+			}
+			switch {
+			case !ok:
+				impossible++
+			case cost > 0:
+				taken++
+			default:
+				free++
+			}
+		}
+	}
+	t.Logf("%d impossible, %d take something from pods, %d take nothing", impossible, taken, free)
+}
+
+// carriesOut checks that the solver by which the agent cuts does what was found: pods that do not have to leave keep what they have, and the wanted devices
+// are there, without a pod.
+func carriesOut(t *testing.T, gpus []demand.GPU, asks demand.Want, got demand.Recut) {
+	t.Helper()
+	left := maps.Clone(asks)
+	for i := range gpus {
+		g := &gpus[i]
+		at := slices.IndexFunc(got.Cuts, func(c demand.Cut) bool { return c.GPU == i })
+		stays := func(pods []string) bool {
+			return slices.ContainsFunc(pods, func(p string) bool { return !slices.Contains(got.Pods, p) })
+		}
+		if at < 0 {
+			if !g.Enabled && !stays(g.All) {
+				left[demand.Whole]--
+			}
+			for _, i := range g.Instances {
+				if !stays(g.On[i.Start]) {
+					left[i.Profile]--
+				}
+			}
+			continue
+		}
+		request := got.Cuts[at].Request
+		if !request.MIG {
+			left[demand.Whole]--
+			continue
+		}
+		s, err := nvml.Solve(g.GPU, request.Devices)
+		if err != nil {
+			t.Fatalf("%v: %v", request, err)
+		}
+		for _, p := range s.Destroy {
+			if stays(g.On[p.Start]) {
+				t.Fatalf("%v takes %v from %v, who is not in %v\n%s", request, p, g.On[p.Start], got.Pods, describe(gpus))
+			}
+		}
+		for _, p := range s.Target {
+			kept := slices.Contains(s.Keep, p)
+			if !kept || !stays(g.On[p.Start]) {
+				left[p.Profile]--
+			}
+		}
+	}
+	for kind, n := range left {
+		if n > 0 {
+			t.Fatalf("%d of %s are missing after %s\n%s", n, kind, cuts(got, true), describe(gpus))
+		}
+	}
+}
+
+func describe(gpus []demand.GPU) string {
+	var b strings.Builder
+	for _, g := range gpus {
+		fmt.Fprintf(&b, "on=%t all=%v", g.Enabled, g.All)
+		for _, i := range g.Instances {
+			fmt.Fprintf(&b, " %s:%v", i.Placed, g.On[i.Start])
+		}
+		b.WriteString("\n")
+	}
+	return b.String()
+}
+
+func randomNode(r *rand.Rand, model nvml.GPU) []demand.GPU {
+	var out []demand.GPU
+	for i := range 1 + r.IntN(3) {
+		g := demand.GPU{GPU: model, On: map[int][]string{}}
+		if r.IntN(5) == 0 {
+			if r.IntN(2) == 0 {
+				g.All = []string{fmt.Sprint("whole-", i)}
+			}
+			out = append(out, g)
+			continue
+		}
+		g.Enabled = true
+		counts := map[string]int{}
+		for range r.IntN(8) {
+			p := model.Profiles[r.IntN(len(model.Profiles))]
+			at := p.Placements[r.IntN(len(p.Placements))]
+			counts[p.Name]++
+			_, err := nvml.Solve(model, counts)
+			if err != nil || slices.ContainsFunc(g.Instances, func(i nvml.Instance) bool { return i.Overlaps(at) }) {
+				counts[p.Name]--
+				continue
+			}
+			var pods []string
+			if r.IntN(2) == 0 {
+				pods = append(pods, fmt.Sprintf("%d@%d", i, at.Start))
+			}
+			if len(pods) > 0 && r.IntN(6) == 0 {
+				pods = append(pods, fmt.Sprintf("shares-%d", i))
+			}
+			add(&g, nvml.Placed{Profile: p.Name, Span: at}, pods...)
+		}
+		slices.SortFunc(g.Instances, func(a, b nvml.Instance) int { return nvml.ComparePlaced(a.Placed, b.Placed) })
+		out = append(out, g)
+	}
+	return out
+}
+
+func randomWant(r *rand.Rand, model nvml.GPU) demand.Want {
+	w := demand.Want{}
+	for range 1 + r.IntN(2) {
+		if r.IntN(8) == 0 {
+			w[demand.Whole] = 1 + r.IntN(2)
+			continue
+		}
+		w[model.Profiles[r.IntN(len(model.Profiles))].Name] = 1 + r.IntN(2)
+	}
+	return w
+}
+
+// solver remembers what the solver makes of a request.
+type solver map[string]*nvml.Solution
+
+func (c solver) solve(i int, g *demand.GPU, counts map[string]int) *nvml.Solution {
+	key := fmt.Sprint(i, counts)
+	if _, is := c[key]; !is {
+		c[key] = nil
+		if s, err := nvml.Solve(g.GPU, counts); err == nil {
+			c[key] = &s
+		}
+	}
+	return c[key]
+}
+
+// least is the least cost over all ways to divide what is wanted among the GPUs, and all places on each.
+func (c solver) least(gpus []demand.GPU, asks demand.Want, fewest bool) (int, bool) {
+	total := map[string]int{}
+	for _, g := range gpus {
+		for _, p := range g.All {
+			total[p] += g.MemorySlices()
+		}
+		for _, i := range g.Instances {
+			for _, p := range g.On[i.Start] {
+				total[p] += i.Size
+			}
+		}
+	}
+	price := func(pods map[string]bool) (n int) {
+		for p := range pods {
+			if fewest {
+				n++
+			} else {
+				n += total[p]
+			}
+		}
+		return n
+	}
+	kinds := slices.Sorted(maps.Keys(asks))
+	var rest func(i int, left demand.Want) (int, bool)
+	rest = func(i int, left demand.Want) (int, bool) {
+		if i == len(gpus) {
+			for _, n := range left {
+				if n > 0 {
+					return 0, false
+				}
+			}
+			return 0, true
+		}
+		best, can := 0, false
+		for _, part := range parts(kinds, left) {
+			here, ok := c.onGPU(i, &gpus[i], part, price)
+			if !ok {
+				continue
+			}
+			less := maps.Clone(left)
+			for k, n := range part {
+				less[k] -= n
+			}
+			if after, ok := rest(i+1, less); ok && (!can || here+after < best) {
+				best, can = here+after, true
+			}
+		}
+		return best, can
+	}
+	return rest(0, asks)
+}
+
+func parts(kinds []string, left demand.Want) []demand.Want {
+	out := []demand.Want{{}}
+	for _, k := range kinds {
+		var next []demand.Want
+		for _, w := range out {
+			for n := range left[k] + 1 {
+				with := maps.Clone(w)
+				with[k] = n
+				next = append(next, with)
+			}
+		}
+		out = next
+	}
+	return out
+}
+
+// onGPU requests every set of instances that are there, together with what is wanted.
+func (c solver) onGPU(number int, g *demand.GPU, part demand.Want, price func(map[string]bool) int) (int, bool) {
+	instances := 0
+	for k, n := range part {
+		if k != demand.Whole {
+			instances += n
+		}
+	}
+	leave := map[string]bool{}
+	for _, p := range g.All {
+		leave[p] = true
+	}
+	switch {
+	case part[demand.Whole] > 1 || part[demand.Whole] == 1 && instances > 0:
+		return 0, false
+	case part[demand.Whole] == 1:
+		for _, pods := range g.On {
+			for _, p := range pods {
+				leave[p] = true
+			}
+		}
+		return price(leave), true
+	case instances == 0:
+		return 0, true
+	}
+	best, can := 0, false
+	for set := range 1 << len(g.Instances) {
+		counts := map[string]int{}
+		for i, instance := range g.Instances {
+			if set&(1<<i) != 0 {
+				counts[instance.Profile]++
+			}
+		}
+		for k, n := range part {
+			if k != demand.Whole && n > 0 {
+				counts[k] += n
+			}
+		}
+		s := c.solve(number, g, counts)
+		if s == nil {
+			continue
+		}
+		pods, without := maps.Clone(leave), map[string]int{}
+		for _, p := range s.Destroy {
+			for _, pod := range g.On[p.Start] {
+				pods[pod] = true
+			}
+		}
+		for _, p := range s.Target {
+			if len(g.On[p.Start]) == 0 || !slices.Contains(s.Keep, p) {
+				without[p.Profile]++
+			}
+		}
+		enough := true
+		for k, n := range part {
+			enough = enough && (k == demand.Whole || without[k] >= n)
+		}
+		if cost := price(pods); enough && (!can || cost < best) {
+			best, can = cost, true
+		}
+	}
+	return best, can
+}
