@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/gpuslice/gpuslice/nvml"
@@ -15,6 +16,9 @@ import (
 
 // Whole stands for a GPU that is not divided, among the names of profiles.
 const Whole = "gpu"
+
+// Stays stands for a pod that no change makes leave, among the names of pods.
+const Stays = ""
 
 // GPU is a GPU with the pods that have it.
 type GPU struct {
@@ -65,17 +69,18 @@ type Search struct {
 	asked  map[string]int
 	fewest bool
 	known  map[string][]option
+	lacks  map[string]int // fragments, by model and held instances
 }
 
 // Asked returns a search that weighs fragments by how often each profile, or Whole, is requested. Of all changes it takes that which takes the fewest
 // memory slices from pods.
 func Asked(times map[string]int) *Search {
-	return &Search{asked: maps.Clone(times), known: map[string][]option{}}
+	return &Search{asked: maps.Clone(times), known: map[string][]option{}, lacks: map[string]int{}}
 }
 
 // FewestPods returns a search that takes the change for which the fewest pods have to leave.
 func (s *Search) FewestPods() *Search {
-	return &Search{asked: s.asked, fewest: true, known: map[string][]option{}}
+	return &Search{asked: s.asked, fewest: true, known: map[string][]option{}, lacks: s.lacks}
 }
 
 // mostStates bounds the ways to divide what a pod requests among GPUs. Eight GPUs have 56 devices, and pods request one or two kinds.
@@ -134,7 +139,7 @@ func (w *way) recut(gpus []GPU) Recut {
 	for ; w.before != nil; w = w.before {
 		g := &gpus[w.gpu]
 		if w.option.changes {
-			out.Cuts = append(out.Cuts, restored(g, w.option, Cut{GPU: w.gpu, Request: w.option.request, After: w.option.after, Used: w.option.used}))
+			out.Cuts = append(out.Cuts, Cut{GPU: w.gpu, Request: w.option.request, After: w.option.after, Used: w.option.used})
 		}
 		if w.option.all {
 			out.Pods = append(out.Pods, g.All...)
@@ -149,23 +154,31 @@ func (w *way) recut(gpus []GPU) Recut {
 	return out
 }
 
-// restored returns the cut with those instances again that pods lose by it, as far as they have a place elsewhere on the GPU: the pods may come back.
-func restored(g *GPU, o option, c Cut) Cut {
-	for _, i := range g.Instances {
-		if !slices.Contains(o.lost, i.Start) || !c.Request.MIG {
-			continue
-		}
-		with := maps.Clone(c.Request.Devices)
-		for _, d := range i.Placed.Devices() {
-			with[d]++
-		}
-		solution, err := nvml.Solve(g.GPU, with)
-		takes := slices.ContainsFunc(solution.Destroy, func(p nvml.Placed) bool { return len(g.On[p.Start]) > 0 && !slices.Contains(o.lost, p.Start) })
-		if err == nil && !takes && hasAll(solution.Target, c.Used) {
-			c.Request.Devices, c.After = with, solution.Target
+// Restored returns the change with those instances again that pods lose by it, as far as they have a place elsewhere on their GPU: the pods may come back.
+func (r Recut) Restored(gpus []GPU) Recut {
+	r.Cuts = slices.Clone(r.Cuts)
+	for i := range r.Cuts {
+		c := &r.Cuts[i]
+		g := &gpus[c.GPU]
+		for _, instance := range g.Instances {
+			leave := slices.ContainsFunc(g.On[instance.Start], func(p string) bool { return slices.Contains(r.Pods, p) })
+			if !leave || slices.Contains(c.After, instance.Placed) || !c.Request.MIG {
+				continue
+			}
+			with := maps.Clone(c.Request.Devices)
+			for _, d := range instance.Placed.Devices() {
+				with[d]++
+			}
+			solution, err := nvml.Solve(g.GPU, with)
+			takes := slices.ContainsFunc(solution.Destroy, func(p nvml.Placed) bool {
+				return slices.ContainsFunc(g.On[p.Start], func(pod string) bool { return !slices.Contains(r.Pods, pod) })
+			})
+			if err == nil && !takes && hasAll(solution.Target, c.Used) {
+				c.Request.Devices, c.After = with, solution.Target
+			}
 		}
 	}
-	return c
+	return r
 }
 
 func hasAll(all, some []nvml.Placed) bool {
@@ -253,7 +266,7 @@ func signature(g *GPU, kinds []string, want Want, total map[string]int) string {
 			if _, is := number[p]; !is {
 				number[p] = len(number)
 			}
-			fmt.Fprintf(&b, "#%d=%d ", number[p], total[p])
+			fmt.Fprintf(&b, "#%d=%d %t", number[p], total[p], p == Stays)
 		}
 	}
 	fmt.Fprintf(&b, "%s|%t%t|", g.Model, g.Capable, g.Enabled)
@@ -325,6 +338,9 @@ func (s *Search) whole(g *GPU, total map[string]int) (option, bool) {
 			}
 		}
 	}
+	if slices.Contains(leaves, Stays) {
+		return option{}, false
+	}
 	o.cost = s.leaving(leaves, total, o.cost)
 	o.cost.Fragments = s.fragments(g, nil, true) - s.Fragments(g)
 	o.cost.Free = g.free()
@@ -356,7 +372,7 @@ type cutter struct {
 // cut returns ways to have instances at these places, with as much as possible of what is there.
 func (c *cutter) cut(chosen []nvml.Placed) (out []option) {
 	g := c.gpu
-	if !g.Capable {
+	if !g.Capable || slices.Contains(g.All, Stays) {
 		return nil
 	}
 	var keep []nvml.Placed
@@ -405,7 +421,8 @@ func (c *cutter) solve(chosen, kept []nvml.Placed) *option {
 		return nil
 	}
 	o := c.outcome(chosen, solution)
-	if len(o.used) < len(chosen) { // the solver leaves a pod what it has, and gives the other nothing
+	// The solver may leave a pod what it has, and give the other nothing.
+	if len(o.used) < len(chosen) || slices.ContainsFunc(o.lost, func(at int) bool { return slices.Contains(c.gpu.On[at], Stays) }) {
 		return nil
 	}
 	o.request = request
@@ -496,6 +513,14 @@ func (s *Search) fragments(g *GPU, held []nvml.Placed, all bool) (n int) {
 	if all || free == 0 {
 		return 0
 	}
+	key := g.Model
+	for _, p := range held {
+		key += " " + p.Profile + "@" + strconv.Itoa(p.Start)
+	}
+	if known, is := s.lacks[key]; is {
+		return known
+	}
+	defer func() { s.lacks[key] = n }()
 	for profile, times := range s.asked {
 		usable := 0
 		p, offers := g.Profile(profile)

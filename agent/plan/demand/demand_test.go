@@ -103,6 +103,7 @@ func TestTheCheapestChangeIsFound(t *testing.T) {
 				gpus = append(gpus, gpu(t, h100, text))
 			}
 			found, ok := demand.Asked(map[string]int{"1g.10gb": 1, demand.Whole: 1}).Find(gpus, want(row.want))
+			found = found.Restored(gpus)
 			if diff := cmp.Diff([]string{row.cuts, row.leave}, []string{cuts(found, ok), strings.Join(found.Pods, ",")}); diff != "" {
 				t.Errorf("-want +got:\n%s", diff)
 			}
@@ -167,6 +168,7 @@ func TestNoChangeIsCheaper(t *testing.T) {
 			}
 			if ok {
 				carriesOut(t, gpus, asks, got)
+				carriesOut(t, gpus, asks, got.Restored(gpus))
 			}
 			switch {
 			case !ok:

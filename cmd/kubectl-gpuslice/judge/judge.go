@@ -2,13 +2,11 @@
 package judge
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
@@ -22,7 +20,6 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/utils/ptr"
 
-	"github.com/gpuslice/gpuslice/cmd/internal/cli"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/config/sanitize"
 )
@@ -223,11 +220,7 @@ func (r *running) place(ctx context.Context, p *corev1.Pod, from string, in room
 	case len(against) == 0:
 		return "there is none", nil
 	}
-	var out []string
-	for _, why := range slices.SortedFunc(maps.Keys(against), func(a, b string) int { return cmp.Or(against[b]-against[a], cmp.Compare(a, b)) }) {
-		out = append(out, fmt.Sprintf("%s: %s", cli.Counted(against[why], "node"), why))
-	}
-	return strings.Join(out, "; "), nil
+	return listed(against), nil
 }
 
 // fits returns why the pod has no place on the node; empty if it has one, and has the devices then. The error says why that is not known.

@@ -73,7 +73,7 @@ func leave(t *testing.T, c *Cluster, pods ...string) (said string, of Judgement)
 }
 
 // texts is the cluster in texts, to compare.
-func texts(t *testing.T, c *Cluster) string {
+func texts(t testing.TB, c *Cluster) string {
 	t.Helper()
 	text, err := json.MarshalIndent(c, "", " ")
 	if err != nil {

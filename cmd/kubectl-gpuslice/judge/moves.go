@@ -1,0 +1,556 @@
+package judge
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/utils/ptr"
+
+	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/agent/plan/demand"
+	"github.com/gpuslice/gpuslice/cmd/internal/cli"
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/sanitize"
+	"github.com/gpuslice/gpuslice/nvml"
+)
+
+// Verdict is what a pending pod needs to run.
+type Verdict string
+
+// The verdicts.
+const (
+	WillFit     Verdict = "WillFit"     // nothing: a node has what it requests
+	NeedsRecut  Verdict = "NeedsRecut"  // a change of geometry for which no pod has to leave
+	NeedsDrain  Verdict = "NeedsDrain"  // pods have to leave
+	NeedsCordon Verdict = "NeedsCordon" // pods have to leave, and their budget lets them go behind a cordon alone, if at all
+	NeedsWindow Verdict = "NeedsWindow" // a change that may begin only in a later window
+	TooLarge    Verdict = "TooLarge"    // no node could have what it requests, whatever leaves
+	Gated       Verdict = "Gated"       // its gates have to go first: the scheduler does not look at it
+	NotGPU      Verdict = "NotGPU"      // it requests no GPU, or something else keeps it from each node that could have them
+	NotKnown    Verdict = "NotKnown"    // what it needs is not known
+)
+
+// Move is what a pending pod needs to run.
+type Move struct {
+	Pod      string    `json:"pod"` // by namespace and name
+	Since    time.Time `json:"since,omitzero"`
+	Requests []string  `json:"requests,omitempty"` // of GPUs and their parts: "nvidia.com/mig-3g.40gb 1"
+	Verdict  Verdict   `json:"verdict"`
+	Reason   string    `json:"reason"`
+	Node     string    `json:"node,omitempty"`
+	Cuts     []Cut     `json:"cuts,omitempty"`
+	Leave    []string  `json:"leave,omitempty"`      // pods that have to leave
+	Lost     int       `json:"slicesLost,omitempty"` // memory slices that they have on the node
+	Begins   time.Time `json:"begins,omitzero"`      // when the change may begin; zero for now, or where it never may
+	Budgets  []string  `json:"budgets,omitempty"`    // what keeps those that leave
+	Notes    []string  `json:"notes,omitempty"`
+
+	// Node's changed GPUs by this move and those before it, by index.
+	Request map[int]nvml.Request `json:"-"`
+}
+
+// Cut is one GPU before and after a change.
+type Cut struct {
+	GPU    int        `json:"gpu"`    // by index
+	Before []Instance `json:"before"` // null with MIG off
+	After  []Instance `json:"after"`  // the same
+	Slices int        `json:"slices"` // memory slices of the GPU
+}
+
+// Geometry is how a GPU is cut; nil with MIG off.
+
+// Instance is a GPU instance at its place.
+type Instance struct {
+	Is   string   `json:"is"`   // "3g.40gb@4"
+	At   int      `json:"at"`   // its first memory slice
+	Size int      `json:"size"` // memory slices
+	Pods []string `json:"pods,omitempty"`
+}
+
+// Question is what Moves answers.
+type Question struct {
+	Cluster *Cluster
+	Pending []corev1.Pod
+	// Status has the report of a node's agent.
+	Status func(n *corev1.Node) api.Status
+	// Opens returns when a change of the node may begin: now, or later; the zero time for never.
+	Opens func(n *corev1.Node, now time.Time) time.Time
+	All   bool // the pods of the cluster are all that there are
+	Now   time.Time
+}
+
+// Moves says of each pending pod what it needs to run, in the order in which the scheduler tries them: by priority, then by age. Each move counts on those
+// before it. The lists are of one moment; ctx bounds the allocation of devices alone.
+func Moves(ctx context.Context, q Question) []Move {
+	m := moves{
+		running: runningIn(q.Cluster), question: q, hardware: map[string]*hardware{}, version: map[string]int{}, seen: map[string]*alike{},
+		asked: map[string]map[int]nvml.Request{},
+	}
+	for i := range q.Cluster.Nodes {
+		n := &q.Cluster.Nodes[i]
+		m.hardware[n.Name] = hardwareOf(n, q.Status(n), m.on[n.Name], q.All)
+	}
+	m.room = m.roomWithout(Leaving{})
+	m.search = demand.Asked(m.requested())
+	pending := slices.SortedFunc(slices.Values(pointers(q.Pending)), func(a, b *corev1.Pod) int {
+		return cmp.Or(cmp.Compare(ptr.Deref(b.Spec.Priority, 0), ptr.Deref(a.Spec.Priority, 0)), a.CreationTimestamp.Compare(b.CreationTimestamp.Time),
+			cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
+	})
+	var out []Move
+	for _, p := range pending {
+		move := m.of(ctx, p)
+		move.Pod, move.Since, move.Requests = p.Namespace+"/"+p.Name, p.CreationTimestamp.UTC(), gpusOf(p)
+		out = append(out, move)
+	}
+	return out
+}
+
+func pointers(pods []corev1.Pod) (out []*corev1.Pod) {
+	for i := range pods {
+		out = append(out, &pods[i])
+	}
+	return out
+}
+
+// moves is the cluster with the moves so far.
+type moves struct {
+	*running
+
+	question Question
+	hardware map[string]*hardware // by node
+	room     room
+	search   *demand.Search
+	version  map[string]int    // of a node: moves have changed it so often
+	seen     map[string]*alike // pods with equal requests and rules
+	asked    map[string]map[int]nvml.Request
+}
+
+// alike is what was found for pods that request the same under the same rules, by node.
+type alike struct {
+	want  demand.Want
+	found []found
+}
+
+// found is what a node has for a pod.
+type found struct {
+	looked  bool
+	version int
+	fits    bool
+	why     string // why the pod cannot run there, whatever is cut; empty if only GPUs are missing, or nothing
+	unknown error  // why that is not known
+	recut   demand.Recut
+	can     bool // there is a change after which it runs
+}
+
+// requested counts how often each profile is requested, by pods that run and pods that wait.
+func (m *moves) requested() map[string]int {
+	out, counted := map[string]int{}, map[string]bool{}
+	for _, p := range slices.Concat(pointers(m.Pods), pointers(m.question.Pending)) {
+		name := p.Namespace + "/" + p.Name
+		if Ended(p) || counted[name] {
+			continue
+		}
+		counted[name] = true
+		for kind, n := range wantOf(p) {
+			out[kind] += n
+		}
+	}
+	return out
+}
+
+// wantOf is what a pod requests of the device plugin, by profile. Shared devices count as whole ones.
+func wantOf(p *corev1.Pod) demand.Want {
+	out := demand.Want{}
+	for name, n := range Requests(p) {
+		kind := strings.TrimSuffix(string(name), nvml.SharedSuffix)
+		profile, part := strings.CutPrefix(kind, nvml.ResourceMIGPrefix)
+		switch {
+		case n.Value() <= 0 || n.Value() > nvml.MaxDevices:
+		case kind == nvml.ResourceGPU:
+			out[demand.Whole] += int(n.Value())
+		case part:
+			out[profile] += int(n.Value())
+		}
+	}
+	return out
+}
+
+// of is the move of one pod.
+func (m *moves) of(ctx context.Context, p *corev1.Pod) Move {
+	switch {
+	case len(gpusOf(p)) == 0:
+		return Move{Verdict: NotGPU, Reason: "it requests no GPU"}
+	case len(p.Spec.SchedulingGates) > 0:
+		return Move{Verdict: Gated, Reason: gates(p)}
+	}
+	out := m.find(ctx, p)
+	if name := p.Spec.SchedulerName; name != "" && name != corev1.DefaultSchedulerName {
+		out.Notes = append(out.Notes, fmt.Sprintf("its scheduler, %s, decides, and not kube-scheduler, by whose rules this is said", sanitize.Cut(name, longestKey)))
+	} else if err := unchecked(p); err != nil {
+		out.Notes = append(out.Notes, err.Error())
+	}
+	return out
+}
+
+// gates says which gates keep the scheduler from the pod.
+func gates(p *corev1.Pod) string {
+	var names []string
+	for _, g := range p.Spec.SchedulingGates {
+		if strings.HasPrefix(g.Name, "kueue.x-k8s.io/") {
+			return "Kueue has not admitted it: its queue's quota, or the workloads before it, decide"
+		}
+		names = append(names, sanitize.Cut(g.Name, longestKey))
+	}
+	return "the scheduler does not look at it before its scheduling gates go: " + sanitize.Listed(names)
+}
+
+// gpusOf are the GPUs and parts of them that the pod requests, as "nvidia.com/mig-3g.40gb 1", and its claims.
+func gpusOf(p *corev1.Pod) (out []string) {
+	for name, n := range Requests(p) {
+		if nvml.GPUResource(string(name)) && !n.IsZero() {
+			out = append(out, fmt.Sprintf("%s %s", sanitize.Cut(string(name), longestKey), n.String()))
+		}
+	}
+	slices.Sort(out)
+	return out
+}
+
+// find looks for a node: first for one with room, then for the cheapest change.
+func (m *moves) find(ctx context.Context, p *corev1.Pod) Move {
+	c := m.alikeTo(p)
+	for i := range m.Nodes {
+		if f := m.look(ctx, c, p, i); f.fits {
+			n := &m.Nodes[i]
+			m.room.take(n.Name, m.devices.classes.countable(Requests(p), n))
+			m.hardware[n.Name].take(c.want, p.Namespace+"/"+p.Name)
+			m.version[n.Name]++
+			return Move{Verdict: WillFit, Reason: "node " + n.Name + " has what it requests", Node: n.Name}
+		}
+	}
+	if out, ok := m.recut(ctx, c, p); ok {
+		return out
+	}
+	return m.impossible(c)
+}
+
+// alikeTo is what was found for pods like this one.
+func (m *moves) alikeTo(p *corev1.Pod) *alike {
+	key, err := json.Marshal([]any{
+		Requests(p), p.Spec.NodeSelector, p.Spec.Affinity, p.Spec.Tolerations, p.Spec.Priority, p.Spec.PreemptionPolicy, p.Spec.ResourceClaims, p.Spec.NodeName,
+	})
+	c := m.seen[string(key)]
+	if c == nil || err != nil {
+		c = &alike{want: wantOf(p), found: make([]found, len(m.Nodes))}
+		m.seen[string(key)] = c
+	}
+	return c
+}
+
+// look is what the node has for pods like this one.
+func (m *moves) look(ctx context.Context, c *alike, p *corev1.Pod, i int) *found {
+	n, f := &m.Nodes[i], &c.found[i]
+	if f.looked && f.version == m.version[n.Name] {
+		return f
+	}
+	*f = found{looked: true, version: m.version[n.Name]}
+	needs := m.devices.classes.countable(Requests(p), n)
+	other := corev1.ResourceList{}
+	for name, need := range needs {
+		if !nvml.GPUResource(string(name)) {
+			other[name] = need
+		}
+	}
+	if _, changing := n.Annotations[config.AnnotationJournal]; changing && n.Spec.Unschedulable {
+		f.unknown = fmt.Errorf("%s is being changed", n.Name)
+		return f
+	}
+	if f.why = keeps(n, p, m.room.free[n.Name], other); f.why != "" {
+		return f
+	}
+	if f.fits = keeps(n, p, m.room.free[n.Name], needs) == ""; f.fits {
+		return f
+	}
+	h := m.hardware[n.Name]
+	if h.unknown != "" {
+		f.unknown = fmt.Errorf("%s: %s", n.Name, h.unknown)
+		return f
+	}
+	f.recut, f.can = m.search.Find(h.gpus, h.named(c.want, n))
+	return f
+}
+
+// named is what is wanted by the names of profiles that the node's GPUs have: a resource has "." for the "+" of a profile. Of devices that are shared, a part
+// of one is enough.
+func (h *hardware) named(want demand.Want, n *corev1.Node) demand.Want {
+	out := demand.Want{}
+	for kind, count := range want {
+		name := kind
+		for _, g := range h.gpus {
+			for _, p := range g.Profiles {
+				if strings.ReplaceAll(p.Name, "+", ".") == kind {
+					name = p.Name
+				}
+			}
+		}
+		if replicas := h.replicas(name, n); replicas > 1 {
+			count = (count + replicas - 1) / replicas
+		}
+		out[name] = count
+	}
+	return out
+}
+
+// replicas is how often the node's plugin offers each device of the kind; 1 where it is not known.
+func (h *hardware) replicas(kind string, n *corev1.Node) int {
+	devices := 0
+	for _, g := range h.gpus {
+		if kind == demand.Whole && !g.Enabled && !g.Lost {
+			devices++
+		}
+		for _, i := range g.Instances {
+			if i.Profile == kind {
+				devices++
+			}
+		}
+	}
+	if devices == 0 {
+		return 1
+	}
+	offered := 0
+	for _, name := range resourcesOf(kind) {
+		of := n.Status.Allocatable[name]
+		offered += int(min(of.Value(), nvml.MaxDevices))
+	}
+	return max(1, offered/devices)
+}
+
+// resourcesOf are the device plugin's names for a kind of device.
+func resourcesOf(kind string) []corev1.ResourceName {
+	name := nvml.ResourceGPU
+	if kind != demand.Whole {
+		name = nvml.ResourceMIGPrefix + strings.ReplaceAll(kind, "+", ".")
+	}
+	return []corev1.ResourceName{corev1.ResourceName(name), corev1.ResourceName(name + nvml.SharedSuffix)}
+}
+
+// mostTried bounds how many changes are looked at whose pods cannot all leave, before one of them is named.
+const mostTried = 8
+
+// recut is the cheapest change after which the pod runs, of those whose pods can leave.
+func (m *moves) recut(ctx context.Context, c *alike, p *corev1.Pod) (Move, bool) {
+	var best []int
+	for i := range c.found {
+		if c.found[i].can {
+			best = append(best, i)
+		}
+	}
+	slices.SortStableFunc(best, func(a, b int) int {
+		return cmp.Or(c.found[a].recut.Cost.Compare(c.found[b].recut.Cost), cmp.Compare(m.Nodes[a].Name, m.Nodes[b].Name))
+	})
+	if len(best) == 0 {
+		return Move{}, false
+	}
+	chosen, of := best[0], Judgement{}
+	for tried, i := range best[:min(len(best), mostTried)] {
+		j := m.judge(ctx, Leaving{Node: m.Nodes[i].Name, Pods: c.found[i].recut.Pods})
+		if tried == 0 || j.Stuck == "" {
+			chosen, of = i, j
+		}
+		if j.Stuck == "" {
+			break
+		}
+	}
+	out := m.carryOut(&m.Nodes[chosen], c.found[chosen].recut, p)
+	out.judged(of)
+	m.opens(&out, &m.Nodes[chosen])
+	return out, true
+}
+
+// carryOut notes the change on the node, for the moves that follow.
+func (m *moves) carryOut(n *corev1.Node, r demand.Recut, p *corev1.Pod) Move {
+	h := m.hardware[n.Name]
+	r = r.Restored(h.gpus)
+	out := Move{Verdict: NeedsRecut, Node: n.Name, Leave: r.Pods, Lost: r.Cost.Lost}
+	if m.asked[n.Name] == nil {
+		m.asked[n.Name] = map[int]nvml.Request{}
+	}
+	var gpus []string
+	for _, c := range r.Cuts {
+		g := &h.gpus[c.GPU]
+		cut := Cut{GPU: g.Index, Before: h.instances(g), Slices: g.MemorySlices()}
+		m.asked[n.Name][g.Index] = c.Request
+		gpus = append(gpus, fmt.Sprintf("GPU %d", g.Index))
+		h.cut(c, r.Pods, p.Namespace+"/"+p.Name)
+		cut.After = h.instances(g)
+		out.Cuts = append(out.Cuts, cut)
+	}
+	out.Request = maps.Clone(m.asked[n.Name])
+	out.Reason = fmt.Sprintf("a change of %s of node %s gives it what it requests, and no pod has to leave", sanitize.Listed(gpus), n.Name)
+	if len(r.Pods) > 0 {
+		out.Verdict = NeedsDrain
+		out.Reason = fmt.Sprintf("a change of %s of node %s gives it what it requests; %s to leave, with %s", sanitize.Listed(gpus), n.Name,
+			have(len(r.Pods)), cli.Counted(r.Cost.Lost, "memory slice"))
+	}
+	for name, n2 := range h.freeResources() {
+		m.room.free[n.Name] = m.room.free[n.Name].DeepCopy()
+		m.room.free[n.Name][name] = *resource.NewQuantity(int64(n2), resource.DecimalSI)
+	}
+	for name, need := range m.devices.classes.countable(Requests(p), n) {
+		if !nvml.GPUResource(string(name)) {
+			m.room.take(n.Name, corev1.ResourceList{name: need})
+		}
+	}
+	m.version[n.Name]++
+	return out
+}
+
+func have(pods int) string {
+	if pods == 1 {
+		return "1 pod has"
+	}
+	return fmt.Sprintf("%d pods have", pods)
+}
+
+// freeResources are the free devices of the node, by resource; 0 for those of which it has none free.
+func (h *hardware) freeResources() map[corev1.ResourceName]int {
+	out := map[corev1.ResourceName]int{}
+	for _, g := range h.gpus {
+		for _, p := range g.Profiles {
+			out[resourcesOf(p.Name)[0]] += 0
+		}
+		if !g.Enabled && len(g.All) == 0 && !g.Lost {
+			out[nvml.ResourceGPU]++
+		}
+		for _, i := range g.Instances {
+			if len(g.On[i.Start]) == 0 && len(g.All) == 0 && !g.Lost && i.Compute == "" {
+				out[resourcesOf(i.Profile)[0]]++
+			}
+		}
+	}
+	return out
+}
+
+// judged adds what keeps the pods that have to leave.
+func (out *Move) judged(j Judgement) {
+	for _, b := range j.Budgets {
+		out.Budgets = append(out.Budgets, b.String())
+	}
+	for _, d := range j.Doubled {
+		out.Budgets = append(out.Budgets, fmt.Sprintf("%s is in more than one budget, and the API server evicts no such pod: %s", d.Name, d.Why))
+	}
+	switch closed := slices.ContainsFunc(j.Budgets, func(b Budget) bool { return b.Allowed <= 0 }); {
+	case j.Stuck != "" || len(j.Doubled) > 0:
+		out.Reason += "; they would not all leave"
+	case closed:
+		out.Verdict = NeedsCordon
+	}
+	for _, h := range j.Homeless {
+		out.Notes = append(out.Notes, fmt.Sprintf("%s fits on no other node: %s", h.Name, h.Why))
+	}
+}
+
+// opens says when the change may begin.
+func (m *moves) opens(out *Move, n *corev1.Node) {
+	if m.question.Opens == nil {
+		return
+	}
+	at := m.question.Opens(n, m.question.Now)
+	switch {
+	case at.IsZero():
+		out.Verdict = NeedsWindow
+		out.Notes = append(out.Notes, "no window of node "+n.Name+" opens again")
+	case at.After(m.question.Now):
+		out.Verdict, out.Begins = NeedsWindow, at
+	}
+}
+
+// impossible says why no change helps.
+func (m *moves) impossible(c *alike) Move {
+	against, holds, unknown := map[string]int{}, false, error(nil)
+	barred := false // by something other than GPUs, on a node that could have what is wanted
+	for i := range c.found {
+		f, n := &c.found[i], &m.Nodes[i]
+		h := m.hardware[n.Name]
+		can := h.unknown == "" && m.couldHave(h, c.want, n)
+		switch {
+		case f.unknown != nil:
+			unknown = cmp.Or(unknown, f.unknown)
+		case f.why != "":
+			barred = barred || can || h.unknown != "" && hasAny(n, c.want)
+			if can || hasAny(n, c.want) {
+				against[f.why]++
+			}
+		case can:
+			holds = true
+		}
+	}
+	switch {
+	case holds:
+		return Move{Verdict: NeedsDrain, Reason: "other pods have all that it could get, and no change of geometry takes one from them: one has to end"}
+	case unknown != nil:
+		return Move{Verdict: NotKnown, Reason: unknown.Error()}
+	case barred:
+		return Move{Verdict: NotGPU, Reason: "what keeps it from the nodes that could have it: " + listed(against)}
+	default:
+		return Move{Verdict: TooLarge, Reason: "no node could have what it requests, whatever leaves" + m.largest()}
+	}
+}
+
+// couldHave reports whether the node could have what is wanted without any pod.
+func (m *moves) couldHave(h *hardware, want demand.Want, n *corev1.Node) bool {
+	_, can := m.search.Find(h.empty(), h.named(want, n))
+	return can
+}
+
+// hasAny reports whether the node offers any of the resources.
+func hasAny(n *corev1.Node, want demand.Want) bool {
+	for kind := range want {
+		for _, name := range resourcesOf(kind) {
+			if of := n.Status.Allocatable[name]; !of.IsZero() {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// largest names the largest profile of each model.
+func (m *moves) largest() string {
+	var out []string
+	for _, h := range m.hardware {
+		for _, g := range h.gpus {
+			best := ""
+			slicesOf := 0
+			for _, p := range g.Profiles {
+				if p.Slices > slicesOf {
+					best, slicesOf = p.Name, p.Slices
+				}
+			}
+			if text := sanitize.Cut(g.Model, longestKey) + " " + sanitize.Cut(best, longestKey); best != "" && !slices.Contains(out, text) {
+				out = append(out, text)
+			}
+		}
+	}
+	if len(out) == 0 {
+		return ""
+	}
+	slices.Sort(out)
+	return "; the largest there are: " + sanitize.Listed(out)
+}
+
+// listed counts reasons of nodes, the most frequent first.
+func listed(against map[string]int) string {
+	var out []string
+	for _, why := range slices.SortedFunc(maps.Keys(against), func(a, b string) int { return cmp.Or(against[b]-against[a], cmp.Compare(a, b)) }) {
+		out = append(out, fmt.Sprintf("%s: %s", cli.Counted(against[why], "node"), why))
+	}
+	return strings.Join(out, "; ")
+}

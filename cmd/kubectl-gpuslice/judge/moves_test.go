@@ -1,0 +1,334 @@
+package judge
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/config"
+)
+
+// h100 is what an agent reports of the model.
+var h100 = api.Model{Name: "NVIDIA H100 80GB HBM3", Profiles: []api.Profile{
+	{Name: "1g.10gb", Slices: 1, Size: 1, At: []int{0, 1, 2, 3, 4, 5, 6}, Max: 7},
+	{Name: "1g.10gb+me", Slices: 1, Size: 1, At: []int{0, 1, 2, 3, 4, 5, 6}, Max: 1},
+	{Name: "2g.20gb", Slices: 2, Size: 2, At: []int{0, 2, 4}, Max: 3},
+	{Name: "3g.40gb", Slices: 3, Size: 4, At: []int{0, 4}, Max: 2},
+	{Name: "4g.40gb", Slices: 4, Size: 4, At: []int{0}, Max: 1},
+	{Name: "7g.80gb", Slices: 7, Size: 8, At: []int{0}, Max: 1},
+}}
+
+var now = time.Date(2026, 11, 30, 12, 0, 0, 0, time.UTC)
+
+// pool is a cluster that grows GPU by GPU.
+type pool struct {
+	t testing.TB
+	Cluster
+	status map[string]*api.Status
+}
+
+// node adds a node with GPUs that are each cut and held as the text says: "off", "off:team/a", "1g.10gb@0:team/a 3g.40gb@4". Pods that it names run there,
+// and are of a StatefulSet.
+func (c *pool) node(name string, gpus ...string) *corev1.Node {
+	n := corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}, Status: corev1.NodeStatus{
+		Conditions:  []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}},
+		Allocatable: corev1.ResourceList{corev1.ResourcePods: resource.MustParse("110"), corev1.ResourceCPU: resource.MustParse("64")},
+	}}
+	s := &api.Status{Models: []api.Model{h100}, Held: []api.Held{}}
+	offer := func(resourceName string) {
+		have := n.Status.Allocatable[corev1.ResourceName(resourceName)]
+		have.Add(resource.MustParse("1"))
+		n.Status.Allocatable[corev1.ResourceName(resourceName)] = have
+	}
+	hold := func(pods, resourceName, on string) {
+		for pod := range strings.SplitSeq(pods, ",") {
+			if pod == "" {
+				continue
+			}
+			namespace, short, _ := strings.Cut(pod, "/")
+			c.Pods = append(c.Pods, *running1(namespace, short, name, resourceName))
+			s.Held = append(s.Held, api.Held{Pod: types.UID("uid-" + pod), On: []string{on}})
+		}
+	}
+	for index, text := range gpus {
+		g := api.StatusGPU{Index: index, UUID: "GPU-x", Slices: 8}
+		s.Models[0].GPUs = append(s.Models[0].GPUs, index)
+		if mode, pods, _ := strings.Cut(text, ":"); mode == "off" {
+			offer("nvidia.com/gpu")
+			hold(pods, "nvidia.com/gpu", fmt.Sprint(index))
+		} else {
+			g.MIG = true
+			for word := range strings.FieldsSeq(text) {
+				place, pods, _ := strings.Cut(word, ":")
+				profile, start, _ := strings.Cut(place, "@")
+				size := 0
+				for _, p := range h100.Profiles {
+					if p.Name == profile {
+						size = p.Size
+					}
+				}
+				g.Instances = append(g.Instances, api.StatusInstance{Is: place, At: int(start[0] - '0'), Size: size})
+				g.Geometry += place + " "
+				name := "nvidia.com/mig-" + strings.ReplaceAll(profile, "+", ".")
+				offer(name)
+				hold(pods, name, fmt.Sprintf("%d/%s", index, start))
+			}
+		}
+		s.GPUs = append(s.GPUs, g)
+	}
+	c.Nodes = append(c.Nodes, n)
+	c.status[name] = s
+	return &c.Nodes[len(c.Nodes)-1]
+}
+
+// running1 is a pod of a StatefulSet that requests one of the resource; pending without a node.
+func running1(namespace, name, node, resourceName string) *corev1.Pod {
+	p := pod(name, func(p *corev1.Pod) {
+		p.Namespace, p.UID, p.Spec.NodeName = namespace, types.UID("uid-"+namespace+"/"+name), node
+		p.Spec.Containers[0].Resources.Requests = corev1.ResourceList{corev1.ResourceName(resourceName): resource.MustParse("1")}
+	})
+	if node == "" {
+		p.Status = corev1.PodStatus{Phase: corev1.PodPending}
+	}
+	return &p
+}
+
+// moves are what the pending pods need, in lines.
+func (c *pool) moves(opens func(*corev1.Node, time.Time) time.Time, pending ...*corev1.Pod) []Move {
+	c.t.Helper()
+	q := c.question(opens, pending...)
+	before := texts(c.t, &c.Cluster)
+	out := Moves(c.t.Context(), q)
+	if diff := cmp.Diff(before, texts(c.t, &c.Cluster)); diff != "" {
+		c.t.Errorf("the advice has changed the cluster (-before +after):\n%s", diff)
+	}
+	return out
+}
+
+func (c *pool) question(opens func(*corev1.Node, time.Time) time.Time, pending ...*corev1.Pod) Question {
+	q := Question{Cluster: &c.Cluster, All: true, Now: now, Opens: opens, Status: func(n *corev1.Node) api.Status { return *c.status[n.Name] }}
+	for _, p := range pending {
+		q.Pending = append(q.Pending, *p)
+	}
+	return q
+}
+
+func line(m Move) string {
+	out := fmt.Sprintf("%s %s", m.Verdict, m.Node)
+	for _, c := range m.Cuts {
+		var after []string
+		for _, i := range c.After {
+			after = append(after, i.Is)
+		}
+		if c.After == nil {
+			after = []string{"off"}
+		}
+		out += fmt.Sprintf(" %d:%s", c.GPU, strings.Join(after, "+"))
+	}
+	if len(m.Leave) > 0 {
+		out += fmt.Sprintf(" leave %s (%d)", strings.Join(m.Leave, ","), m.Lost)
+	}
+	return strings.TrimSpace(out)
+}
+
+func TestWhatAPendingPodNeeds(t *testing.T) {
+	const mig3 = "nvidia.com/mig-3g.40gb"
+	later := func(_ *corev1.Node, now time.Time) time.Time { return now.Add(time.Hour) }
+	for name, row := range map[string]struct {
+		build  func(c *pool)
+		change func(p *corev1.Pod)
+		asks   string // one of the resource; empty for mig3
+		opens  func(*corev1.Node, time.Time) time.Time
+		want   string
+		says   string // a part of the reason, the budgets or the notes
+	}{
+		"an idle instance": {build: func(c *pool) { c.node("gpu-1", "3g.40gb@0") }, want: "WillFit gpu-1", says: "node gpu-1 has what it requests"},
+		"idle slices": {
+			build: func(c *pool) { c.node("gpu-1", "1g.10gb@0:team/a 1g.10gb@4 1g.10gb@5") },
+			want:  "NeedsRecut gpu-1 0:1g.10gb@0+3g.40gb@4", says: "no pod has to leave",
+		},
+		"the node on which no pod leaves": {
+			build: func(c *pool) { c.node("gpu-1", "7g.80gb@0:team/a"); c.node("gpu-2", "1g.10gb@0:team/b") },
+			want:  "NeedsRecut gpu-2 0:1g.10gb@0+3g.40gb@4",
+		},
+		"a pod has to leave": {
+			build: func(c *pool) { c.node("gpu-1", "3g.40gb@0:team/a 2g.20gb@4:team/b 1g.10gb@6:team/c") },
+			want:  "NeedsDrain gpu-1 0:3g.40gb@0+3g.40gb@4 leave team/b,team/c (3)", says: "2 pods have to leave, with 3 memory slices",
+		},
+		"its budget lets it go behind the cordon alone": {
+			build: func(c *pool) {
+				c.node("gpu-1", "3g.40gb@0:team/a 2g.20gb@4:team/b")
+				c.Budgets = append(c.Budgets, budget("b", "x", 0))
+			},
+			want: "NeedsCordon gpu-1 0:3g.40gb@0+3g.40gb@4 leave team/b (2)", says: "lets none of 1 pod go now",
+		},
+		"its budget never lets it go, and another's does": {
+			build: func(c *pool) {
+				c.node("gpu-1", "3g.40gb@0:team/a 2g.20gb@4:team/b 1g.10gb@6:team/b2")
+				c.node("gpu-2", "3g.40gb@0:team/c 2g.20gb@4:other/d 1g.10gb@6:other/e")
+				c.Budgets = append(c.Budgets, budget("b", "x", 1))
+			},
+			want: "NeedsDrain gpu-2 0:3g.40gb@0+3g.40gb@4 leave other/d,other/e (3)",
+		},
+		"a later window": {
+			build: func(c *pool) { c.node("gpu-1", "off") }, opens: later,
+			want: "NeedsWindow gpu-1 0:3g.40gb@0",
+		},
+		"a whole GPU": {
+			build: func(c *pool) { c.node("gpu-1", "off:team/a", "1g.10gb@0") }, asks: "nvidia.com/gpu",
+			want: "NeedsRecut gpu-1 1:off",
+		},
+		"a profile with an attribute": {
+			build: func(c *pool) { c.node("gpu-1", "1g.10gb@0") }, asks: "nvidia.com/mig-1g.10gb.me",
+			want: "NeedsRecut gpu-1 0:1g.10gb@0+1g.10gb+me@1",
+		},
+		"larger than any node": {build: func(c *pool) { c.node("gpu-1", "off") }, asks: "nvidia.com/mig-3g.71gb", want: "TooLarge", says: "NVIDIA H100 80GB HBM3 7g.80gb"},
+		"more than any node": {
+			build:  func(c *pool) { c.node("gpu-1", "off"); c.node("gpu-2", "off") },
+			change: func(p *corev1.Pod) { p.Spec.Containers[0].Resources.Requests[mig3] = resource.MustParse("3") },
+			want:   "TooLarge",
+		},
+		"all in use": {
+			build: func(c *pool) { c.node("gpu-1", "7g.80gb@0:team/a") }, asks: "nvidia.com/mig-7g.80gb",
+			want: "NeedsDrain", says: "one has to end",
+		},
+		"gated by Kueue": {
+			build: func(c *pool) { c.node("gpu-1", "3g.40gb@0") },
+			change: func(p *corev1.Pod) {
+				p.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: "kueue.x-k8s.io/admission"}}
+			},
+			want: "Gated", says: "quota",
+		},
+		"gated": {
+			build:  func(c *pool) { c.node("gpu-1", "3g.40gb@0") },
+			change: func(p *corev1.Pod) { p.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: "example.com/wait"}} },
+			want:   "Gated", says: "example.com/wait",
+		},
+		"no GPU": {build: func(c *pool) { c.node("gpu-1", "off") }, asks: "cpu", want: "NotGPU", says: "requests no GPU"},
+		"cpu": {
+			build:  func(c *pool) { c.node("gpu-1", "3g.40gb@0") },
+			change: func(p *corev1.Pod) { p.Spec.Containers[0].Resources.Requests["cpu"] = resource.MustParse("100") },
+			want:   "NotGPU", says: "1 node: too little free cpu",
+		},
+		"a taint": {
+			build: func(c *pool) {
+				c.node("gpu-1", "3g.40gb@0").Spec.Taints = []corev1.Taint{{Key: "dedicated", Effect: corev1.TaintEffectNoSchedule}}
+			},
+			want: "NotGPU", says: "1 node: taint dedicated",
+		},
+		"cordoned": {
+			build: func(c *pool) { c.node("gpu-1", "off").Spec.Unschedulable = true },
+			want:  "NotGPU", says: "1 node: cordoned",
+		},
+		"another scheduler": {
+			build:  func(c *pool) { c.node("gpu-1", "3g.40gb@0") },
+			change: func(p *corev1.Pod) { p.Spec.SchedulerName = "kai-scheduler" },
+			want:   "WillFit gpu-1", says: "kai-scheduler, decides",
+		},
+		"no agent": {
+			build: func(c *pool) { c.node("gpu-1", "off"); c.status["gpu-1"] = &api.Status{} },
+			want:  "NotKnown", says: "no agent has reported its GPUs",
+		},
+		"an agent of an earlier version": {
+			build: func(c *pool) { c.node("gpu-1", "off"); c.status["gpu-1"].Held = nil },
+			want:  "NotKnown", says: "does not report how its GPUs can be cut",
+		},
+		"a pod that the agent has not seen yet": {
+			build: func(c *pool) {
+				c.node("gpu-1", "1g.10gb@0:team/a 1g.10gb@4")
+				c.status["gpu-1"].Held = []api.Held{}
+			},
+			want: "NotKnown", says: "which devices team/a has",
+		},
+		"a pod with any device": {
+			build: func(c *pool) {
+				c.node("gpu-1", "1g.10gb@0:team/a 1g.10gb@4")
+				c.status["gpu-1"].Held[0].On = nil
+			},
+			want: "NotKnown", says: "which devices team/a has",
+		},
+		"the strategy single": {
+			build: func(c *pool) {
+				c.node("gpu-1", "off").Labels = map[string]string{config.LabelMIGStrategy: "single"}
+			},
+			want: "NotKnown", says: "single",
+		},
+		"a node that is being changed": {
+			build: func(c *pool) {
+				n := c.node("gpu-1", "3g.40gb@0")
+				n.Annotations, n.Spec.Unschedulable = map[string]string{config.AnnotationJournal: "{}"}, true
+			},
+			want: "NotKnown", says: "gpu-1 is being changed",
+		},
+		"a GPU that is not well": {
+			build: func(c *pool) {
+				c.node("gpu-1", "off")
+				c.status["gpu-1"].GPUs[0].Health = &api.GPUHealth{Reason: config.ReasonGPULost}
+			},
+			want: "TooLarge",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := &pool{t: t, status: map[string]*api.Status{}}
+			row.build(c)
+			if row.asks == "" {
+				row.asks = mig3
+			}
+			p := running1("team", "waits", "", row.asks)
+			if row.change != nil {
+				row.change(p)
+			}
+			c.Pods = append(c.Pods, *p)
+			got := c.moves(row.opens, p)[0]
+			if line(got) != row.want {
+				t.Errorf("got %q, want %q: %s", line(got), row.want, got.Reason)
+			}
+			if all := strings.Join(append(append([]string{got.Reason}, got.Budgets...), got.Notes...), "\n"); !strings.Contains(all, row.says) {
+				t.Errorf("%q lacks %q", all, row.says)
+			}
+		})
+	}
+}
+
+// Each pod counts on those before it.
+func TestMovesFollowEachOther(t *testing.T) {
+	c := &pool{t: t, status: map[string]*api.Status{}}
+	c.node("gpu-1", "1g.10gb@0:team/a 3g.40gb@4", "off")
+	var pending []*corev1.Pod
+	for i, asks := range []string{"3g.40gb", "3g.40gb", "2g.20gb", "3g.40gb", "7g.80gb"} {
+		p := running1("team", fmt.Sprint("p", i), "", "nvidia.com/mig-"+asks)
+		p.CreationTimestamp = metav1.NewTime(now.Add(time.Duration(i) * time.Minute))
+		pending = append(pending, p)
+	}
+	var got []string
+	moves := c.moves(nil, pending...)
+	for _, m := range moves {
+		got = append(got, line(m))
+	}
+	want := []string{
+		"WillFit gpu-1",
+		"NeedsRecut gpu-1 1:3g.40gb@0",
+		"NeedsRecut gpu-1 0:1g.10gb@0+2g.20gb@2+3g.40gb@4",
+		"NeedsRecut gpu-1 1:3g.40gb@0+3g.40gb@4",
+		"NeedsDrain",
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+	text, err := json.Marshal(moves[3].Request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := `{"0":{"MIG":true,"Devices":{"1g.10gb":1,"2g.20gb":1,"3g.40gb":1}},"1":{"MIG":true,"Devices":{"3g.40gb":2}}}`; string(text) != want {
+		t.Errorf("the node's request is %s, want %s", text, want)
+	}
+}
