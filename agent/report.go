@@ -168,20 +168,15 @@ func (a *Agent) sleep(seen *state.Observed, steps []plan.Step, d outcome.Decisio
 	if a.actors.taint.Pending() {
 		due = min(due, remedy.Retry)
 	}
-	if retry := a.actors.rules.RetryIn(); retry > 0 {
-		due = min(due, retry)
+	for _, again := range []time.Duration{
+		a.actors.rules.RetryIn(), a.observers.claims.ReadsIn(), seen.Leftovers.AdoptsIn, a.actors.handover.MendsIn(), a.reporters.reporter.LagsFor(),
+	} {
+		if again > 0 {
+			due = min(due, again)
+		}
 	}
 	if request, asked := seen.Node.Annotations[config.AnnotationPreview]; asked && asksForPlan(request) {
 		due = min(due, renewal)
-	}
-	if again := a.observers.claims.ReadsIn(); again > 0 {
-		due = min(due, again)
-	}
-	if seen.Leftovers.AdoptsIn > 0 {
-		due = min(due, seen.Leftovers.AdoptsIn)
-	}
-	if again := a.actors.handover.MendsIn(); again > 0 {
-		due = min(due, again)
 	}
 	if seen.Pool.Slot.Held {
 		due = min(due, fleet.RenewAfter)

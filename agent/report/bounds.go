@@ -27,8 +27,8 @@ const (
 	AnswerRoom = 48 << 10 // bytes
 )
 
-// EncodeStatus encodes the status in so many bytes. A status that is too long loses the blockers first, then the instances, the geometry and the
-// capacity, which users find elsewhere, and at last stale resources and full devices.
+// EncodeStatus encodes the status in so many bytes. A status that is too long loses the blockers first, and then what advice needs: the pods, and the models
+// with the instances. Next are the geometry and the capacity, which users find elsewhere, and at last stale resources and full devices.
 func EncodeStatus(s api.Status, room int) (text string, fits bool, err error) {
 	s.Desired = sanitize.Cut(s.Desired, longestBlocker)
 	s.Capacity, s.Failed = sanitize.Message(s.Capacity, sanitize.Longest), outcome.BoundedFailure(s.Failed)
@@ -44,8 +44,10 @@ func EncodeStatus(s api.Status, room int) (text string, fits bool, err error) {
 			return text, err == nil, err
 		case len(s.Blockers) > 0:
 			s.Blockers = s.Blockers[:len(s.Blockers)/2]
-		case slices.ContainsFunc(s.GPUs, func(g api.StatusGPU) bool { return g.Instances != nil }):
-			s.GPUs = withoutInstances(s.GPUs)
+		case s.Held != nil:
+			s.Held = nil
+		case s.Models != nil || slices.ContainsFunc(s.GPUs, func(g api.StatusGPU) bool { return g.Instances != nil }):
+			s.Models, s.GPUs = nil, withoutInstances(s.GPUs)
 		case len(s.GPUs) > 0:
 			s.GPUs = nil
 		case s.Capacity != "":

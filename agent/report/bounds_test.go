@@ -9,6 +9,7 @@ import (
 	"unicode/utf8"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/report"
@@ -55,16 +56,48 @@ func TestADecisionLeavesRoomForWhatIsSaidBesideIt(t *testing.T) {
 	}
 }
 
-func TestAStatusLosesTheNumbersOfInstancesBeforeItsGeometry(t *testing.T) {
-	for _, room := range []int{report.StatusRoom, 4 << 10, 200} {
-		text, fits, err := report.EncodeStatus(api.Status{Phase: api.PhaseIdle, GPUs: cutUp(16)}, room)
+// A status that is too long loses one thing after the other, and always the same first.
+func TestAStatusLosesWhatAdviceNeedsBeforeItsGeometry(t *testing.T) {
+	whole := api.Status{Phase: api.PhaseIdle, GPUs: cutUp(16), Blockers: []string{"pod team/a"}, Models: []api.Model{{Name: "NVIDIA H100 80GB HBM3"}}, Held: []api.Held{}}
+	for i := range 112 {
+		whole.Held = append(whole.Held, api.Held{Pod: types.UID(fmt.Sprintf("00000000-0000-4000-8000-%012d", i)), On: []string{fmt.Sprintf("%d/%d", i/7, i%7)}})
+	}
+	full, _, err := report.EncodeStatus(whole, report.StatusRoom)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, row := range []struct {
+		room int
+		want string
+	}{
+		{len(full), "blockers held models instances GPUs"},
+		{len(full) - 1, "held models instances GPUs"},
+		{12 << 10, "models instances GPUs"},
+		{4 << 10, "GPUs"},
+		{200, ""},
+	} {
+		text, fits, err := report.EncodeStatus(whole, row.room)
 		var s api.Status
-		if err != nil || !fits || len(text) > room || json.Unmarshal([]byte(text), &s) != nil {
-			t.Fatalf("%d bytes in %d, fits %t: %v", len(text), room, fits, err)
+		if err != nil || !fits || len(text) > row.room || json.Unmarshal([]byte(text), &s) != nil {
+			t.Fatalf("%d bytes in %d, fits %t: %v", len(text), row.room, fits, err)
 		}
-		numbered, drawn := len(s.GPUs) > 0 && s.GPUs[0].Instances != nil, len(s.GPUs) > 0
-		if numbered != (room == report.StatusRoom) || drawn != (room >= 4<<10) {
-			t.Errorf("in %d bytes: GPUs %t, with instances %t", room, drawn, numbered)
+		var has []string
+		for _, part := range []struct {
+			name string
+			is   bool
+		}{
+			{"blockers", s.Blockers != nil},
+			{"held", s.Held != nil},
+			{"models", s.Models != nil},
+			{"instances", len(s.GPUs) > 0 && s.GPUs[0].Instances != nil},
+			{"GPUs", s.GPUs != nil},
+		} {
+			if part.is {
+				has = append(has, part.name)
+			}
+		}
+		if got := strings.Join(has, " "); got != row.want {
+			t.Errorf("in %d bytes: %q, want %q; %d bytes", row.room, got, row.want, len(text))
 		}
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/agent/decide"
 	"github.com/gpuslice/gpuslice/agent/events"
 	"github.com/gpuslice/gpuslice/agent/monotonic"
 	"github.com/gpuslice/gpuslice/agent/nodewrite"
@@ -53,6 +54,7 @@ type Writer struct {
 
 	reported   time.Time // when the agent last reported of a change under way; zero if there is none
 	unreported time.Time // since when the node's report lags behind a change; zero if it does not
+	shown      shown     // the status annotation that the agent has last written
 	ignored    []note    // what ReportIgnored has reported at the last pass
 	overran    string    // operation with a reported overrun of its window
 }
@@ -62,6 +64,38 @@ const (
 	progressInterval = time.Second
 	countInterval    = 5 * time.Second // if only the number of steps that are left is news
 )
+
+// heldInterval is the least time between two writes of the status if only the pods in it are news. Jobs of a few seconds come and go all the time, and each
+// write of the node goes to all that watch nodes.
+const heldInterval = 5 * time.Second
+
+// encoded is a status annotation, with and without its pods.
+type encoded struct{ text, rest string }
+
+// shown is a status annotation on the node.
+type shown struct {
+	encoded
+	at time.Time
+	// lags: the pods of the last status differ, and wait.
+	lags bool
+}
+
+// LagsFor returns how long the pods of the status still wait to be written; 0 if they do not.
+func (w *Writer) LagsFor() time.Duration {
+	if !w.shown.lags {
+		return 0
+	}
+	return max(time.Millisecond, heldInterval-w.Clock.Since(w.shown.at))
+}
+
+// isDue reports whether the status has to be written now. It may wait if it differs from the one on the node by the pods alone, and the agent has written that
+// a moment ago. A clock that was set back shortens the wait.
+func (w *Writer) isDue(node *corev1.Node, status encoded) bool {
+	old, age := node.Annotations[config.AnnotationStatus], w.Clock.Since(w.shown.at)
+	news := status.text != "" && old != status.text
+	w.shown.lags = news && old == w.shown.text && status.rest == w.shown.rest && age >= 0 && age < heldInterval
+	return news && !w.shown.lags
+}
 
 // Report writes whatever differs from what the node shows already. While a change is underway, its next step follows at once.
 func (w *Writer) Report(ctx context.Context, seen *state.Observed, want state.Desired, r Report, underway bool) error {
@@ -153,15 +187,15 @@ func (w *Writer) heartbeatDue(age time.Duration) bool {
 	return age >= w.Settings.NodeHeartbeat || age < -monotonic.StepNoticed
 }
 
-// status returns the status annotation, and whether there is no room for it. After an observation that ended early it returns "", so that the status
+// status returns the status annotation, and whether there is no room for it. After an observation that ended early it returns none, so that the status
 // of an earlier observation stays. It also writes what later changes need into the host's record.
-func (w *Writer) status(ctx context.Context, seen *state.Observed, want state.Desired, r Report) (text string, full bool, err error) {
+func (w *Writer) status(ctx context.Context, seen *state.Observed, want state.Desired, r Report) (out encoded, full bool, err error) {
 	if !seen.Complete {
-		return "", false, nil
+		return encoded{}, false, nil
 	}
 	status := api.Status{
 		Desired: want.Name, Phase: r.Phase, Reason: r.Reason, GPUs: GPUs(seen.GPUs), Owner: seen.Owner.OfDRA(),
-		Capacity: offer.Of(seen).Text(want),
+		Capacity: offer.Of(seen).Text(want), Models: Models(seen.GPUs), Held: held(decide.Holdings(seen)),
 	}
 	learnt := w.learnt(seen, want, r)
 	status.Left, status.Since, status.Next, status.Blockers = r.Left, learnt.Reported.Since, r.Planned.UTC(), r.Blockers
@@ -180,11 +214,14 @@ func (w *Writer) status(ctx context.Context, seen *state.Observed, want state.De
 	}
 	learnt.FullMemory = status.FullMemory
 	w.Journal.Learn(ctx, learnt)
-	text, fits, err := EncodeStatus(status, RoomFor(seen.Node, config.AnnotationStatus, StatusRoom))
-	if err != nil || fits {
-		return text, false, err
+	room := RoomFor(seen.Node, config.AnnotationStatus, StatusRoom)
+	text, fits, err := EncodeStatus(status, room)
+	if err != nil || !fits {
+		return encoded{}, err == nil, err
 	}
-	return "", true, nil
+	status.Held = nil
+	rest, _, err := EncodeStatus(status, room)
+	return encoded{text, rest}, false, err
 }
 
 // stateLabel writes the state label, which tools wait for. It answers one request: if a user has made another request since, tools would take the
@@ -218,14 +255,15 @@ func (w *Writer) stateLabelStale(seen *state.Observed, r Report) bool {
 		w.Clock.Stamp().Sub(seen.Since(r.Reason, w.Clock.Stamp())) >= w.Settings.NodeHeartbeat && !seen.Leftovers.MIGManager
 }
 
-// annotations writes the status annotation, unless it is empty, and removes users' annotations that have served.
-func (w *Writer) annotations(ctx context.Context, seen *state.Observed, want state.Desired, r Report, text string) error {
+// annotations writes the status annotation, unless it is empty or may wait, and removes users' annotations that have served.
+func (w *Writer) annotations(ctx context.Context, seen *state.Observed, want state.Desired, r Report, status encoded) error {
+	w.shown.lags = false
 	if !seen.Complete {
 		return nil
 	}
 	annotations := map[string]*string{}
-	if text != "" && seen.Node.Annotations[config.AnnotationStatus] != text {
-		annotations[config.AnnotationStatus] = &text
+	if w.isDue(seen.Node, status) {
+		annotations[config.AnnotationStatus] = &status.text
 	}
 	_, forced := seen.Node.Annotations[config.AnnotationForce]
 	if forced && (r.Phase == api.PhaseIdle || seen.Older(config.AnnotationForce)) {
@@ -240,7 +278,11 @@ func (w *Writer) annotations(ctx context.Context, seen *state.Observed, want sta
 	if len(annotations) == 0 {
 		return nil
 	}
-	return w.Nodes.Patch(ctx, seen.Node, func(*corev1.Node) ([]byte, error) { return nodewrite.Annotations(annotations) })
+	err := w.Nodes.Patch(ctx, seen.Node, func(*corev1.Node) ([]byte, error) { return nodewrite.Annotations(annotations) })
+	if err == nil && annotations[config.AnnotationStatus] != nil {
+		w.shown = shown{encoded: status, at: w.Clock.Now()}
+	}
+	return err
 }
 
 // learnt returns what later changes need to know, and what the agent reports now. It begins with the present record: the pass may have written it
