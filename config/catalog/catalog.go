@@ -80,7 +80,7 @@ var (
 // FilterOf is the device filter entry that matches the GPU and all of its kind.
 func FilterOf(g nvml.GPU) string { return DeviceFilter{DeviceID: g.DeviceID}.String() }
 
-// Catalog has the MIG configs and profiles that a label can name. Both labels can name a MIG config. Only LabelProfile can name a profile, so that a
+// Catalog has the MIG configs and profiles that a label can name, besides the configs that a name spells out: see Spelled. Both labels can name a MIG config. Only LabelProfile can name a profile, so that a
 // profile never changes the meaning of LabelMIGConfig.
 type Catalog struct {
 	configs  map[string]MIGConfig
@@ -111,10 +111,14 @@ func (c Catalog) ProfileNames() []string {
 	return slices.Compact(names)
 }
 
-// Config finds a MIG config by its name.
+// Config finds a MIG config by its name, also one that the name spells out.
 func (c Catalog) Config(name string) (MIGConfig, bool) {
 	cfg, ok := c.configs[name]
-	return cfg, ok
+	if ok || !IsSpelled(name) {
+		return cfg, ok
+	}
+	cfg, err := Spelled(name)
+	return cfg, err == nil
 }
 
 // Profile finds a profile by its name.
@@ -130,6 +134,9 @@ func (c Catalog) Profile(name string) (Profile, bool) {
 // vGPUs. One that cannot be meant for this node is one or several *InvalidError. Requests does not check whether a GPU has room for the instances.
 func (c Catalog) Requests(name string, gpus []nvml.GPU) (map[nvml.UUID]nvml.Request, error) {
 	cfg, ok := c.configs[name]
+	if !ok && IsSpelled(name) {
+		return spelledRequests(name, gpus)
+	}
 	switch generated := strings.HasPrefix(name, GeneratedPrefix); {
 	case !ok && generated && allVirtualGPUs(gpus):
 		return nil, (&requestBuilder{config: name}).virtualGPU(gpus)
@@ -157,7 +164,7 @@ func (c Catalog) ProfileRequests(name string, gpus []nvml.GPU) (map[nvml.UUID]nv
 		}
 		return (&requestBuilder{profile: name, gpus: gpus}).build(p.MIG)
 	}
-	if _, ok := c.configs[name]; ok {
+	if _, ok := c.configs[name]; ok || IsSpelled(name) {
 		return c.Requests(name, gpus)
 	}
 	known := c.ownFirst(c.ProfileNames())
@@ -177,6 +184,7 @@ func (c Catalog) ownFirst(names []string) []string {
 // requestBuilder turns a config or a profile into requests for one node's GPUs.
 type requestBuilder struct {
 	config, profile string // the name; one of the two is empty
+	spelled         bool   // the name of the config spells it out
 	gpus            []nvml.GPU
 
 	requests  map[nvml.UUID]nvml.Request
@@ -231,7 +239,7 @@ func (b *requestBuilder) addRule(number int, rule MIGRule) {
 		case incapable:
 			b.refuse(number, &check.InvalidError{
 				Field: fieldDevices, Value: strconv.Itoa(g.Index),
-				Want: fmt.Sprintf("is a %s, which cannot do MIG: leave it out, or set mig-enabled to false for it", g.Model),
+				Want: fmt.Sprintf("is a %s, which cannot do MIG: leave it out, or %s for it", g.Model, b.turnOff()),
 			})
 		case taken && !g.Lost && b.profile != "":
 			b.refuse(number, &check.InvalidError{
@@ -239,15 +247,24 @@ func (b *requestBuilder) addRule(number int, rule MIGRule) {
 				Want: fmt.Sprintf("is already in mig entry %d: a GPU may be in one entry of a profile only", earlier),
 			})
 		default:
+			b.refuseUnknownProfiles(g, rule.Devices)
 			b.requests[g.UUID] = nvml.Request{MIG: rule.MIG, Devices: maps.Clone(rule.Devices)}
 			b.rules[g.UUID] = number
 		}
 	}
 }
 
-// selected lists the GPUs that the rule selects. A profile may not name a position that the node does not have.
+// turnOff is how the config requests MIG off.
+func (b *requestBuilder) turnOff() string {
+	if b.spelled {
+		return "write _off"
+	}
+	return "set mig-enabled to false"
+}
+
+// selected lists the GPUs that the rule selects. A profile and a spelled name may not name a position that the node does not have.
 func (b *requestBuilder) selected(rule MIGRule) ([]nvml.GPU, *check.InvalidError) {
-	if missing := rule.missingPositions(b.gpus); b.profile != "" && len(missing) > 0 {
+	if missing := rule.missingPositions(b.gpus); (b.profile != "" || b.spelled) && len(missing) > 0 {
 		return nil, &check.InvalidError{Field: fieldDevices, Value: strconv.Itoa(missing[0]), Want: "is not a GPU of this node, which has " + indices(b.gpus)}
 	}
 	return rule.selected(b.gpus)
@@ -277,6 +294,9 @@ func (b *requestBuilder) virtualGPU(gpus []nvml.GPU) error {
 
 func (b *requestBuilder) refuse(number int, wrong *check.InvalidError) {
 	wrong.Config, wrong.Profile, wrong.Rule = b.config, b.profile, number
+	if b.spelled {
+		wrong.Rule = 0 // its groups have no numbers
+	}
 	if field, ok := profileFields[wrong.Field]; ok && b.profile != "" {
 		wrong.Field = field
 	}

@@ -15,6 +15,8 @@ func TestMigrateSaysWhatALabelNamesInPlaceOfAMIGConfig(t *testing.T) {
 		"a strategy":                  {"nvidia.com/mig.config: mixed, " + a100, "", "change      nvidia.com/mig.config=mixed: mixed is a MIG strategy, which the device plugin has, and no MIG config: name a config, as all-balanced, or remove the label: gpu-1\n"},
 		"a strategy, next to configs": {"nvidia.com/mig.config: single", configs, "nvidia.com/mig.config=single: single is a MIG strategy"},
 		"a config of that name":       {"nvidia.com/mig.config: mixed, " + a100, configs, "taken over  nvidia.com/mig.config=mixed: gpu-1\n"},
+		"a spelled name":              {"nvidia.com/mig.config: gpu0_2x3g.40gb, " + a100, "", "nvidia.com/mig.config=gpu0_2x3g.40gb: the agent reads it as a config, where mig-manager has found none: gpu-1\n"},
+		"a wrong spelled name":        {"nvidia.com/mig.config: gpu00_off, " + a100, "", "nvidia.com/mig.config=gpu00_off: the agent would refuse it: config \"gpu00_off\", gpu00: \"00\" is no index of a GPU"},
 		"a MIG device":                {"nvidia.com/mig.config: 1g.5gb.me, " + a100, "", "1g.5gb.me is a MIG device, and no MIG config: all-1g.5gb.me is the config that fills GPUs with it: gpu-1\n"},
 		"a key of the device plugin":  {"nvidia.com/mig.config: four", plugin, "four is a config of the device plugin, and no MIG config: set the label nvidia.com/device-plugin.config to it, and remove this one: gpu-1\n"},
 		"a MIG config for the plugin": {"nvidia.com/device-plugin.config: all-1g.5gb", plugin, "all-1g.5gb is a MIG config, and no config of the device plugin: set the label nvidia.com/mig.config to it, and remove this one: gpu-1\n"},

@@ -487,6 +487,8 @@ func (j *judge) request(n corev1.Node, files bool, note func(Verdict, string, ..
 		note(Change, "%s=%s: %s", config.LabelMIGConfig, name, j.mistaken(name))
 	case strings.HasPrefix(name, catalog.GeneratedPrefix):
 		j.generated(n, name, note)
+	case catalog.IsSpelled(name):
+		spelledOut(name, note)
 	case len(j.unread) > 0:
 		note(Change, "%s=%s is in no file that could be read, and not all could, for what is wrong in any of their configs: mend them first (%s), and run this again",
 			config.LabelMIGConfig, name, sanitize.Listed(j.unread))
@@ -495,6 +497,15 @@ func (j *judge) request(n corev1.Node, files bool, note func(Verdict, string, ..
 	default:
 		note(Change, "%s=%s: no file of MIG configs was read that would say whether it is there", config.LabelMIGConfig, name)
 	}
+}
+
+// spelledOut judges a name that spells a config out, which mig-manager does not know.
+func spelledOut(name string, note func(Verdict, string, ...any)) {
+	if _, err := catalog.Spelled(name); err != nil {
+		note(Change, "%s=%s: the agent would refuse it: %v", config.LabelMIGConfig, name, err)
+		return
+	}
+	note(Taken, "%s=%s: the agent reads it as a config, where mig-manager has found none", config.LabelMIGConfig, name)
 }
 
 // mistaken says what a name that no file has is in place of a MIG config; empty for none that is known.

@@ -133,8 +133,11 @@ func Resolve(from Sources, pools []Pool) (out []Given, left []Left) {
 func (from Sources) given(name string) (Given, error) {
 	g := Given{Name: objectName(name), Profile: name}
 	profile, isProfile := from.Profiles[name]
-	_, isConfig := from.MIG[name]
+	_, isConfig := catalog.Merge(nil, from.MIG).Config(name)
 	switch {
+	case !isProfile && !isConfig && catalog.IsSpelled(name):
+		_, err := catalog.Spelled(name)
+		return g, err
 	case !isProfile && !isConfig && strings.HasPrefix(name, catalog.GeneratedPrefix):
 		return g, fmt.Errorf("%s is not in the files: the agent makes such configs from the GPUs that it sees, and here are none; write it into a file of MIG configs", name)
 	case !isProfile && !isConfig:

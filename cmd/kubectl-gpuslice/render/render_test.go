@@ -66,6 +66,18 @@ func TestWhatPoolsGive(t *testing.T) {
 		pools  []Pool
 		want   []Given
 	}{
+		"a config that its name spells out": {
+			pools: []Pool{{Name: "gpu0_3g.40gb_4x1g.10gb-gpu1_off", Nodes: 3, GPUs: 2}},
+			want: []Given{{
+				Name: "gpu0-3g.40gb-4x1g.10gb-gpu1-off", Profile: "gpu0_3g.40gb_4x1g.10gb-gpu1_off",
+				Labels: map[string]string{config.LabelMIGConfig: "gpu0_3g.40gb_4x1g.10gb-gpu1_off"},
+				Offers: []Offer{
+					{Resource: "nvidia.com/gpu", Total: 3, OfNode: 1, Replicas: 1},
+					{Resource: "nvidia.com/mig-1g.10gb", Device: "1g.10gb", Total: 12, OfNode: 4, Replicas: 1},
+					{Resource: "nvidia.com/mig-3g.40gb", Device: "3g.40gb", Total: 3, OfNode: 1, Replicas: 1},
+				},
+			}},
+		},
 		"whole GPUs, selected by the labels that the profile publishes": {
 			pools: []Pool{{Name: "whole", Nodes: 3, GPUs: 8}},
 			want: []Given{{
@@ -155,6 +167,8 @@ func TestPoolsThatCannotBeComputedAreLeftWithTheReason(t *testing.T) {
 	}{
 		"a config that agents generate":       {Pool{Name: "all-1g.10gb"}, nil, "all-1g.10gb is not in the files: "},
 		"a name of nothing":                   {Pool{Name: "whol"}, nil, `no profile or MIG config is named "whol": did you mean whole?`},
+		"a spelled name with a mistake":       {Pool{Name: "gpu0_seven"}, nil, `config "gpu0_seven", gpu0: "seven" is not a MIG device`},
+		"a spelled name of another node":      {Pool{Name: "gpu4_off"}, nil, "pool gpu4_off: "},
 		"a name that no object has":           {Pool{Name: "-"}, nil, "- cannot be the name of an object: "},
 		"a name that another one has":         {Pool{Name: "Whole"}, func(from *Sources) { from.MIG["Whole"] = from.MIG["empty"] }, "whole and Whole would both be named whole"},
 		"a model that is not named":           {Pool{Name: "slices", GPUs: 8}, nil, "pool slices: the profile is about model NVIDIA-A100*: name the model of its GPUs, like slices=1x8:"},

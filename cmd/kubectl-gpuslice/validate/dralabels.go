@@ -43,7 +43,8 @@ func (a *askedByLabels) refused(ctx context.Context, labels map[string]string) (
 		p := a.profiles[profile]
 		return refusedFor("profile "+profile, devices.Refused(p.MIG, p.Sharing)), nil
 	}
-	return refusedFor("MIG config "+mig, devices.Refused(a.mig[mig], nil)), nil
+	rules, _ := catalog.Merge(nil, a.mig).Config(mig)
+	return refusedFor("MIG config "+mig, devices.Refused(rules, nil)), nil
 }
 
 func refusedFor(what, why string) string {

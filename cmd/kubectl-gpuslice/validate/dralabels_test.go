@@ -42,11 +42,12 @@ func TestValidateSaysWhatNodesOfTheDRADriverCannotBe(t *testing.T) {
 				node("d", "gpuslice.io/profile", "small-inference"), node("e", "gpuslice.io/profile", "research"),
 				node("f", "nvidia.com/device-plugin.config", "shared"),
 				node("g", "nvidia.com/device-plugin.config", config.OwnPluginKey+"uid-0"), // an agent's, of which the agent makes nothing
+				node("h", "nvidia.com/mig.config", "gpu0_1c.3g.40gb"),
 			}}
 		case "/apis/resource.k8s.io":
 			return map[string]any{"kind": "APIGroup", "apiVersion": "v1", "name": "resource.k8s.io", "versions": []any{map[string]any{"groupVersion": "resource.k8s.io/v1", "version": "v1"}}}
 		case "/apis/resource.k8s.io/v1/resourceslices":
-			return map[string]any{"kind": "ResourceSliceList", "apiVersion": "resource.k8s.io/v1", "items": []any{slice("a"), slice("b"), slice("c"), slice("d"), slice("f"), slice("g")}}
+			return map[string]any{"kind": "ResourceSliceList", "apiVersion": "resource.k8s.io/v1", "items": []any{slice("a"), slice("b"), slice("c"), slice("d"), slice("f"), slice("g"), slice("h")}}
 		case "/api/v1/namespaces/gpuslice/configmaps/gpuslice-profiles":
 			return pools
 		case "/api/v1/namespaces/gpuslice/configmaps/custom":
@@ -58,16 +59,17 @@ func TestValidateSaysWhatNodesOfTheDRADriverCannotBe(t *testing.T) {
 	})
 	got := validated(t, "", "validate", "--against-cluster", "--kubeconfig", kubeconfig)
 	for _, want := range []string{
-		"NVIDIA's DRA driver advertises the GPUs by its ResourceSlices, which count: a; b; c; d; f; g\n",
+		"NVIDIA's DRA driver advertises the GPUs by its ResourceSlices, which count: a; b; c; d; f; g; h\n",
 		"drift  Node a: its label names profile research: it shares devices by time-slicing, and NVIDIA's DRA driver shares one by the config of its claim",
 		"drift  Node f: its label nvidia.com/device-plugin.config=shared asks for a config of the device plugin, which NVIDIA's DRA driver does not have",
 		"drift  Node b: its label names MIG config parts: it asks for 1c.3g.40gb, a part of a GPU instance, and NVIDIA's DRA driver does not start on a node that has one",
+		"drift  Node h: its label names MIG config gpu0_1c.3g.40gb: it asks for 1c.3g.40gb, a part of a GPU instance",
 	} {
 		if !strings.Contains(got, want) {
 			t.Errorf("it does not say %q:\n%s", want, got)
 		}
 	}
-	if strings.Count(got, "drift  Node ") != 3 {
+	if strings.Count(got, "drift  Node ") != 4 {
 		t.Errorf("it says:\n%s", got)
 	}
 }
