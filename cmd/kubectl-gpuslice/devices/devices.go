@@ -96,17 +96,18 @@ func (n *Node) add(s *resourcev1.ResourceSlice) {
 	n.Dynamic = n.Dynamic || len(s.Spec.SharedCounters) > 0
 	for _, d := range s.Spec.Devices {
 		n.Dynamic = n.Dynamic || len(d.ConsumesCounters) > 0
-		switch text(d, attributeType) {
+		switch Text(d, attributeType) {
 		case "", typeGPU:
 			n.Offers[Kind{Class: ClassGPU}]++
 		case typeMIG:
-			n.Offers[Kind{ClassMIG, sanitize.Cut(text(d, attributeProfile), longest)}]++
+			n.Offers[Kind{ClassMIG, sanitize.Cut(Text(d, attributeProfile), longest)}]++
 		default: // the same GPU once more, as one for virtual machines
 		}
 	}
 }
 
-func text(d resourcev1.Device, name string) string {
+// Text is an attribute of a device of the driver; empty if it is not there, or no text.
+func Text(d resourcev1.Device, name string) string {
 	for _, key := range []resourcev1.QualifiedName{resourcev1.QualifiedName(name), resourcev1.QualifiedName(Driver + "/" + name)} {
 		if value := d.Attributes[key].StringValue; value != nil {
 			return *value

@@ -28,13 +28,15 @@ const (
 type hardware struct {
 	gpus    []demand.GPU
 	given   map[string]string // pending pods by what moves have given them: "3" or "3/4"
+	planned bool              // moves change the node
 	dynamic bool              // NVIDIA's DRA driver cuts them for claims
 	claims  bool              // NVIDIA's DRA driver offers them
 	unknown string            // why it is not known how they can be cut, and what that would take; empty if it is
 }
 
-// hardwareOf reads the status of a node. Pods are those on the node; all says that they are all of the cluster's.
-func hardwareOf(n *corev1.Node, s api.Status, pods []*corev1.Pod, all bool) *hardware {
+// hardwareOf reads the status of a node. Pods are those on the node; all says that they are all of the cluster's, and claims are the pods that have a device of
+// NVIDIA's DRA driver.
+func hardwareOf(n *corev1.Node, s api.Status, pods []*corev1.Pod, all bool, claims map[types.UID]bool) *hardware {
 	h := &hardware{given: map[string]string{}, dynamic: s.Owner == api.OwnerDRADynamic, claims: s.Owner == api.OwnerDRAStatic || s.Owner == api.OwnerDRADynamic}
 	switch {
 	case len(s.GPUs) == 0:
@@ -66,7 +68,7 @@ func hardwareOf(n *corev1.Node, s api.Status, pods []*corev1.Pod, all bool) *har
 		}
 		h.gpus = append(h.gpus, out)
 	}
-	h.hold(s.Held, pods, all)
+	h.hold(s.Held, pods, all, claims)
 	return h
 }
 
@@ -124,7 +126,7 @@ func placedOf(i api.StatusInstance, model nvml.GPU) (nvml.Placed, bool) {
 }
 
 // hold notes which pods have what. A pod that has gone since the status was written has nothing.
-func (h *hardware) hold(held []api.Held, pods []*corev1.Pod, all bool) {
+func (h *hardware) hold(held []api.Held, pods []*corev1.Pod, all bool, claims map[types.UID]bool) {
 	name := map[types.UID]string{}
 	for _, p := range pods {
 		name[p.UID] = p.Namespace + "/" + p.Name
@@ -147,7 +149,7 @@ func (h *hardware) hold(held []api.Held, pods []*corev1.Pod, all bool) {
 	}
 	for _, p := range pods {
 		pod := p.Namespace + "/" + p.Name
-		if !seen[pod] && asksPlugin(p) && h.unknown == "" {
+		if has := claims[p.UID] || !h.claims && asksPlugin(p); has && !seen[pod] && h.unknown == "" {
 			h.unknown = "its agent has not reported yet which devices " + pod + " has"
 		}
 	}
@@ -218,6 +220,9 @@ func (h *hardware) cut(c demand.Cut, leave []string, pod string) {
 	for _, p := range c.After {
 		i, kept := stays[p]
 		if !kept {
+			if !slices.Contains(c.Used, p) { // pods that leave may come back to it
+				g.On[p.Start] = []string{demand.Stays}
+			}
 			i = nvml.Instance{Placed: p}
 			for _, name := range p.Devices() {
 				i.Devices = append(i.Devices, nvml.Device{Profile: name})

@@ -94,12 +94,14 @@ func Moves(ctx context.Context, q Question) []Move {
 		running: runningIn(q.Cluster), question: q, hardware: map[string]*hardware{}, version: map[string]int{}, seen: map[string]*alike{},
 		asked: map[string]map[int]nvml.Request{},
 	}
+	claims := m.devices.holders()
 	for i := range q.Cluster.Nodes {
 		n := &q.Cluster.Nodes[i]
-		m.hardware[n.Name] = hardwareOf(n, q.Status(n), m.on[n.Name], q.All)
+		m.hardware[n.Name] = hardwareOf(n, q.Status(n), m.on[n.Name], q.All, claims)
 	}
 	m.room = m.roomWithout(Leaving{})
 	m.search = demand.Asked(m.requested())
+	m.fewest = m.search.FewestPods()
 	pending := slices.SortedFunc(slices.Values(pointers(q.Pending)), func(a, b *corev1.Pod) int {
 		return cmp.Or(cmp.Compare(ptr.Deref(b.Spec.Priority, 0), ptr.Deref(a.Spec.Priority, 0)), a.CreationTimestamp.Compare(b.CreationTimestamp.Time),
 			cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
@@ -107,7 +109,7 @@ func Moves(ctx context.Context, q Question) []Move {
 	var out []Move
 	for _, p := range pending {
 		move := m.of(ctx, p)
-		move.Pod, move.Since, move.Requests = p.Namespace+"/"+p.Name, p.CreationTimestamp.UTC(), gpusOf(p)
+		move.Pod, move.Since, move.Requests = p.Namespace+"/"+p.Name, p.CreationTimestamp.UTC(), Asked(p)
 		out = append(out, move)
 	}
 	return out
@@ -128,6 +130,7 @@ type moves struct {
 	hardware map[string]*hardware // by node
 	room     room
 	search   *demand.Search
+	fewest   *demand.Search    // where NVIDIA's DRA driver cuts
 	version  map[string]int    // of a node: moves have changed it so often
 	seen     map[string]*alike // pods with equal requests and rules
 	asked    map[string]map[int]nvml.Request
@@ -144,8 +147,9 @@ type found struct {
 	looked  bool
 	version int
 	fits    bool
-	why     string // why the pod cannot run there, whatever is cut; empty if only GPUs are missing, or nothing
-	unknown error  // why that is not known
+	want    demand.Want // by the names of the node's profiles
+	why     string      // why the pod cannot run there, whatever is cut; empty if only GPUs are missing, or nothing
+	unknown error       // why that is not known
 	recut   demand.Recut
 	can     bool // there is a change after which it runs
 }
@@ -186,10 +190,13 @@ func wantOf(p *corev1.Pod) demand.Want {
 // of is the move of one pod.
 func (m *moves) of(ctx context.Context, p *corev1.Pod) Move {
 	switch {
-	case len(gpusOf(p)) == 0:
+	case len(Asked(p)) == 0:
 		return Move{Verdict: NotGPU, Reason: "it requests no GPU"}
 	case len(p.Spec.SchedulingGates) > 0:
 		return Move{Verdict: Gated, Reason: gates(p)}
+	}
+	if name := m.missingClass(p); name != "" {
+		return Move{Verdict: NotGPU, Reason: "it asks for devices of DeviceClass " + name + ", which is not there"}
 	}
 	out := m.find(ctx, p)
 	if name := p.Spec.SchedulerName; name != "" && name != corev1.DefaultSchedulerName {
@@ -212,17 +219,6 @@ func gates(p *corev1.Pod) string {
 	return "the scheduler does not look at it before its scheduling gates go: " + sanitize.Listed(names)
 }
 
-// gpusOf are the GPUs and parts of them that the pod requests, as "nvidia.com/mig-3g.40gb 1", and its claims.
-func gpusOf(p *corev1.Pod) (out []string) {
-	for name, n := range Requests(p) {
-		if nvml.GPUResource(string(name)) && !n.IsZero() {
-			out = append(out, fmt.Sprintf("%s %s", sanitize.Cut(string(name), longestKey), n.String()))
-		}
-	}
-	slices.Sort(out)
-	return out
-}
-
 // find looks for a node: first for one with room, then for the cheapest change.
 func (m *moves) find(ctx context.Context, p *corev1.Pod) Move {
 	c := m.alikeTo(p)
@@ -238,13 +234,17 @@ func (m *moves) find(ctx context.Context, p *corev1.Pod) Move {
 	if out, ok := m.recut(ctx, c, p); ok {
 		return out
 	}
-	return m.impossible(c)
+	return m.impossible(ctx, c, p)
 }
 
 // alikeTo is what was found for pods like this one.
 func (m *moves) alikeTo(p *corev1.Pod) *alike {
+	name := ""
+	if m.devices.classes.asksByClaims(p) { // an allocation takes what it finds
+		name = p.Namespace + "/" + p.Name
+	}
 	key, err := json.Marshal([]any{
-		Requests(p), p.Spec.NodeSelector, p.Spec.Affinity, p.Spec.Tolerations, p.Spec.Priority, p.Spec.PreemptionPolicy, p.Spec.ResourceClaims, p.Spec.NodeName,
+		name, Requests(p), p.Spec.NodeSelector, p.Spec.Affinity, p.Spec.Tolerations, p.Spec.Priority, p.Spec.PreemptionPolicy,
 	})
 	c := m.seen[string(key)]
 	if c == nil || err != nil {
@@ -275,16 +275,71 @@ func (m *moves) look(ctx context.Context, c *alike, p *corev1.Pod, i int) *found
 	if f.why = keeps(n, p, m.room.free[n.Name], other); f.why != "" {
 		return f
 	}
-	if f.fits = keeps(n, p, m.room.free[n.Name], needs) == ""; f.fits {
+	h := m.hardware[n.Name]
+	f.fits = keeps(n, p, m.room.free[n.Name], needs) == ""
+	f.want = h.named(c.want, n)
+	if f.fits && m.devices.classes.asksByClaims(p) {
+		m.byClaims(ctx, f, p, n)
+	}
+	if f.fits || f.why != "" || f.unknown != nil {
 		return f
 	}
-	h := m.hardware[n.Name]
 	if h.unknown != "" {
 		f.unknown = fmt.Errorf("%s: %s", n.Name, h.unknown)
 		return f
 	}
-	f.recut, f.can = m.search.Find(h.gpus, h.named(c.want, n))
+	search := m.search
+	if h.dynamic {
+		search = m.fewest
+	}
+	f.recut, f.can = search.Find(h.gpus, f.want)
+	if f.can && !h.planned && len(f.recut.Pods) == 0 && (h.dynamic || len(f.recut.Cuts) == 0) {
+		f.can, f.why = false, "devices that it could have are free, and the scheduler gives it none"+m.tainted(n)
+	}
 	return f
+}
+
+// tainted names the taints of the node's devices.
+func (m *moves) tainted(n *corev1.Node) string {
+	var keys []string
+	for _, s := range m.devices.slices {
+		if s.Spec.NodeName == nil || *s.Spec.NodeName != n.Name {
+			continue
+		}
+		for _, d := range s.Spec.Devices {
+			for _, t := range d.Taints {
+				if key := sanitize.Cut(t.Key, longestKey); !slices.Contains(keys, key) {
+					keys = append(keys, key)
+				}
+			}
+		}
+	}
+	if len(keys) == 0 {
+		return ""
+	}
+	slices.Sort(keys)
+	return ": some have the taint " + sanitize.Listed(keys)
+}
+
+// byClaims adds whether the node has devices for the pod's claims now; if not, what its GPUs would have to be cut into.
+func (m *moves) byClaims(ctx context.Context, f *found, p *corev1.Pod, n *corev1.Node) {
+	f.fits = false
+	h := m.hardware[n.Name]
+	if !h.planned {
+		why, err := m.room.devices.place(ctx, n, p)
+		f.fits = err == nil && why == ""
+		if f.unknown = err; f.fits || err != nil {
+			return
+		}
+		if f.why = why; !h.claims {
+			return
+		}
+	}
+	want, none, err := m.wantByClaims(ctx, p, n)
+	f.want, f.why, f.unknown = want, "", err
+	if err == nil && none != "" {
+		f.why = "no GPU of it offers a device " + none
+	}
 }
 
 // named is what is wanted by the names of profiles that the node's GPUs have: a resource has "." for the "+" of a profile. Of devices that are shared, a part
@@ -368,14 +423,14 @@ func (m *moves) recut(ctx context.Context, c *alike, p *corev1.Pod) (Move, bool)
 			break
 		}
 	}
-	out := m.carryOut(&m.Nodes[chosen], c.found[chosen].recut, p)
+	out := m.carryOut(&m.Nodes[chosen], c.found[chosen].recut, c.found[chosen].want, p)
 	out.judged(of)
 	m.opens(&out, &m.Nodes[chosen])
 	return out, true
 }
 
 // carryOut notes the change on the node, for the moves that follow.
-func (m *moves) carryOut(n *corev1.Node, r demand.Recut, p *corev1.Pod) Move {
+func (m *moves) carryOut(n *corev1.Node, r demand.Recut, want demand.Want, p *corev1.Pod) Move {
 	h := m.hardware[n.Name]
 	r = r.Restored(h.gpus)
 	out := Move{Verdict: NeedsRecut, Node: n.Name, Leave: r.Pods, Lost: r.Cost.Lost}
@@ -383,6 +438,13 @@ func (m *moves) carryOut(n *corev1.Node, r demand.Recut, p *corev1.Pod) Move {
 		m.asked[n.Name] = map[int]nvml.Request{}
 	}
 	var gpus []string
+	if h.dynamic {
+		out.Verdict = NeedsDrain
+		out.Reason = fmt.Sprintf("NVIDIA's DRA driver cuts a GPU of node %s for it; before that, %s to leave, with %s", n.Name, have(len(r.Pods)), cli.Counted(r.Cost.Lost, "memory slice"))
+		h.unknown = "NVIDIA's DRA driver cuts its GPUs for another pod first"
+		m.version[n.Name]++
+		return out
+	}
 	for _, c := range r.Cuts {
 		g := &h.gpus[c.GPU]
 		cut := Cut{GPU: g.Index, Before: h.instances(g), Slices: g.MemorySlices()}
@@ -393,6 +455,13 @@ func (m *moves) carryOut(n *corev1.Node, r demand.Recut, p *corev1.Pod) Move {
 		out.Cuts = append(out.Cuts, cut)
 	}
 	out.Request = maps.Clone(m.asked[n.Name])
+	h.planned = true
+	if len(r.Cuts) == 0 {
+		h.take(want, p.Namespace+"/"+p.Name)
+		out.Reason = "node " + n.Name + " has what it requests after the change for the pods before it"
+		m.version[n.Name]++
+		return out
+	}
 	out.Reason = fmt.Sprintf("a change of %s of node %s gives it what it requests, and no pod has to leave", sanitize.Listed(gpus), n.Name)
 	if len(r.Pods) > 0 {
 		out.Verdict = NeedsDrain
@@ -473,13 +542,13 @@ func (m *moves) opens(out *Move, n *corev1.Node) {
 }
 
 // impossible says why no change helps.
-func (m *moves) impossible(c *alike) Move {
+func (m *moves) impossible(ctx context.Context, c *alike, p *corev1.Pod) Move {
 	against, holds, unknown := map[string]int{}, false, error(nil)
 	barred := false // by something other than GPUs, on a node that could have what is wanted
 	for i := range c.found {
 		f, n := &c.found[i], &m.Nodes[i]
 		h := m.hardware[n.Name]
-		can := h.unknown == "" && m.couldHave(h, c.want, n)
+		can := h.unknown == "" && m.couldHave(ctx, c, p, n)
 		switch {
 		case f.unknown != nil:
 			unknown = cmp.Or(unknown, f.unknown)
@@ -504,9 +573,18 @@ func (m *moves) impossible(c *alike) Move {
 	}
 }
 
-// couldHave reports whether the node could have what is wanted without any pod.
-func (m *moves) couldHave(h *hardware, want demand.Want, n *corev1.Node) bool {
-	_, can := m.search.Find(h.empty(), h.named(want, n))
+// couldHave reports whether the node could have what the pod requests if it had no pod.
+func (m *moves) couldHave(ctx context.Context, c *alike, p *corev1.Pod, n *corev1.Node) bool {
+	h := m.hardware[n.Name]
+	want := h.named(c.want, n)
+	if h.claims && m.devices.classes.asksByClaims(p) {
+		byClaims, none, err := m.wantByClaims(ctx, p, n)
+		if err != nil || none != "" {
+			return false
+		}
+		want = byClaims
+	}
+	_, can := m.search.Find(h.empty(), want)
 	return can
 }
 

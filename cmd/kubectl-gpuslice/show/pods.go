@@ -9,18 +9,14 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	resourcev1 "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/utils/ptr"
 
 	"github.com/gpuslice/gpuslice/cmd/internal/cli"
 	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/cluster"
-	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/devices"
 	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/judge"
 	"github.com/gpuslice/gpuslice/config"
-	"github.com/gpuslice/gpuslice/config/sanitize"
 	"github.com/gpuslice/gpuslice/drain/kube"
 )
 
@@ -117,7 +113,7 @@ func asking(ctx context.Context, client kube.Interface, nodes []string) map[stri
 		if !slices.Contains(nodes, p.Spec.NodeName) || judge.Ended(p) {
 			continue
 		}
-		if gpus := gpuRequests(p); len(gpus) > 0 {
+		if gpus := judge.Asked(p); len(gpus) > 0 {
 			out[p.Spec.NodeName] = append(out[p.Spec.NodeName], fmt.Sprintf("%s/%s (%s)", p.Namespace, p.Name, strings.Join(gpus, ", ")))
 		}
 	}
@@ -126,49 +122,6 @@ func asking(ctx context.Context, client kube.Interface, nodes []string) map[stri
 		if more := len(pods) - mostAsking; more > 0 {
 			out[node] = append(pods[:mostAsking], fmt.Sprintf("and %d more", more))
 		}
-	}
-	return out
-}
-
-// gpuRequests returns NVIDIA's resources that the pod requests, as "nvidia.com/mig-1g.10gb 1", those of DeviceClasses, and its claims. The pod does
-// not say which driver a claim or another class belongs to.
-func gpuRequests(p *corev1.Pod) []string {
-	var out []string
-	certain := false
-	for name, n := range judge.Requests(p) {
-		class, byClass := strings.CutPrefix(string(name), resourcev1.ResourceDeviceClassPrefix)
-		nvidias := strings.HasPrefix(string(name), "nvidia.com/") || byClass && slices.Contains([]string{devices.ClassGPU, devices.ClassMIG}, class)
-		if certain = certain || nvidias; nvidias || byClass {
-			out = append(out, fmt.Sprintf("%s %s", name, n.String()))
-		}
-	}
-	slices.Sort(out)
-	if claims := claimNames(p, len(out) == 0); len(claims) > 0 {
-		out = append(out, "by claim "+sanitize.Listed(claims))
-	}
-	if !certain && len(out) > 0 {
-		out = append(out, "perhaps of no GPU")
-	}
-	return out
-}
-
-// claimNames returns the names of the pod's claims, or the pod's own for one that is still to be made. That which the scheduler makes for extended
-// resources of any name counts where it is wanted.
-func claimNames(p *corev1.Pod, extended bool) []string {
-	var out []string
-	for _, c := range p.Spec.ResourceClaims {
-		name := ptr.Deref(c.ResourceClaimName, c.Name)
-		for _, s := range p.Status.ResourceClaimStatuses {
-			if s.Name == c.Name {
-				name = ptr.Deref(s.ResourceClaimName, "") // it takes none
-			}
-		}
-		if name != "" {
-			out = append(out, name)
-		}
-	}
-	if s := p.Status.ExtendedResourceClaimStatus; s != nil && extended {
-		out = append(out, s.ResourceClaimName)
 	}
 	return out
 }
