@@ -343,7 +343,7 @@ func (s *Search) whole(g *GPU, total map[string]int) (option, bool) {
 	}
 	o.cost = s.leaving(leaves, total, o.cost)
 	o.cost.Fragments = s.fragments(g, nil, true) - s.Fragments(g)
-	o.cost.Free = g.free()
+	o.cost.Free = g.Free()
 	return o, true
 }
 
@@ -458,7 +458,7 @@ func (c *cutter) outcome(chosen []nvml.Placed, solution nvml.Solution) option {
 		}
 	}
 	o.cost = c.leaving(leaves, c.total, Cost{
-		Calls: len(solution.Destroy) + len(solution.Create) + len(solution.Change), Free: g.free(),
+		Calls: len(solution.Destroy) + len(solution.Create) + len(solution.Change), Free: g.Free(),
 		Fragments: c.fragments(g, append(held, o.used...), false) - c.Fragments(g),
 	})
 	if !g.Enabled {
@@ -474,8 +474,8 @@ func changed(s nvml.Solution) (out []nvml.Placed) {
 	return out
 }
 
-// held are the instances that pods have.
-func (g *GPU) held() (out []nvml.Placed) {
+// Held are the instances that pods have.
+func (g *GPU) Held() (out []nvml.Placed) {
 	for _, i := range g.Instances {
 		if len(g.On[i.Start]) > 0 {
 			out = append(out, i.Placed)
@@ -484,12 +484,12 @@ func (g *GPU) held() (out []nvml.Placed) {
 	return out
 }
 
-// free is how many memory slices no pod has.
-func (g *GPU) free() int {
+// Free is how many memory slices no pod has.
+func (g *GPU) Free() int {
 	if len(g.All) > 0 {
 		return 0
 	}
-	return freeBeside(g, g.held())
+	return freeBeside(g, g.Held())
 }
 
 func freeBeside(g *GPU, held []nvml.Placed) int {
@@ -504,7 +504,7 @@ func freeBeside(g *GPU, held []nvml.Placed) int {
 // 3g.40gb counts each free slice that no further 3g.40gb could have, whatever idle instances there are. The measure is that of Weng et al., "Beware of
 // Fragmentation", USENIX ATC 2023.
 func (s *Search) Fragments(g *GPU) int {
-	return s.fragments(g, g.held(), len(g.All) > 0)
+	return s.fragments(g, g.Held(), len(g.All) > 0)
 }
 
 // fragments is Fragments with these instances in use, or with all of it.

@@ -90,18 +90,7 @@ type Question struct {
 // Moves says of each pending pod what it needs to run, in the order in which the scheduler tries them: by priority, then by age. Each move counts on those
 // before it. The lists are of one moment; ctx bounds the allocation of devices alone.
 func Moves(ctx context.Context, q Question) []Move {
-	m := moves{
-		running: runningIn(q.Cluster), question: q, hardware: map[string]*hardware{}, version: map[string]int{}, seen: map[string]*alike{},
-		asked: map[string]map[int]nvml.Request{},
-	}
-	claims := m.devices.holders()
-	for i := range q.Cluster.Nodes {
-		n := &q.Cluster.Nodes[i]
-		m.hardware[n.Name] = hardwareOf(n, q.Status(n), m.on[n.Name], q.All, claims)
-	}
-	m.room = m.roomWithout(Leaving{})
-	m.search = demand.Asked(m.requested())
-	m.fewest = m.search.FewestPods()
+	m := movesOf(q)
 	pending := slices.SortedFunc(slices.Values(pointers(q.Pending)), func(a, b *corev1.Pod) int {
 		return cmp.Or(cmp.Compare(ptr.Deref(b.Spec.Priority, 0), ptr.Deref(a.Spec.Priority, 0)), a.CreationTimestamp.Compare(b.CreationTimestamp.Time),
 			cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
@@ -113,6 +102,23 @@ func Moves(ctx context.Context, q Question) []Move {
 		out = append(out, move)
 	}
 	return out
+}
+
+// movesOf is the cluster before the first move.
+func movesOf(q Question) *moves {
+	m := &moves{
+		running: runningIn(q.Cluster), question: q, hardware: map[string]*hardware{}, version: map[string]int{}, seen: map[string]*alike{},
+		asked: map[string]map[int]nvml.Request{},
+	}
+	claims := m.devices.holders()
+	for i := range q.Cluster.Nodes {
+		n := &q.Cluster.Nodes[i]
+		m.hardware[n.Name] = hardwareOf(n, q.Status(n), m.on[n.Name], q.All, claims)
+	}
+	m.room = m.roomWithout(Leaving{})
+	m.search = demand.Asked(m.requested())
+	m.fewest = m.search.FewestPods()
+	return m
 }
 
 func pointers(pods []corev1.Pod) (out []*corev1.Pod) {
