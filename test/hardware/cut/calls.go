@@ -48,6 +48,12 @@ func (c *Calls) note(function string, took time.Duration, ret nv.Return) {
 	c.made = append(c.made, Call{function, took, ret != nv.SUCCESS})
 }
 
+// begin begins a call. What it returns ends it, with what the call has returned.
+func (c *Calls) begin(function string) (end func(*nv.Return)) {
+	began := time.Now()
+	return func(ret *nv.Return) { c.note(function, time.Since(began), *ret) }
+}
+
 // version names the driver, for people.
 func (c *Calls) version() string {
 	if v, ret := c.lib.SystemGetDriverVersion(); ret == nv.SUCCESS {
@@ -112,11 +118,9 @@ type (
 )
 
 // Init implements nv.Interface.
-func (l timedLibrary) Init() nv.Return {
-	began := time.Now()
-	ret := l.Interface.Init()
-	l.calls.note(gpusim.Init, time.Since(began), ret)
-	return ret
+func (l timedLibrary) Init() (ret nv.Return) {
+	defer l.calls.begin(gpusim.Init)(&ret)
+	return l.Interface.Init()
 }
 
 // DeviceGetHandleByIndex implements nv.Interface.
@@ -127,25 +131,20 @@ func (l timedLibrary) DeviceGetHandleByIndex(index int) (nv.Device, nv.Return) {
 
 // GetMigMode implements nv.Device.
 func (d timedGPU) GetMigMode() (current, pending int, ret nv.Return) {
-	began := time.Now()
-	current, pending, ret = d.Device.GetMigMode()
-	d.calls.note(gpusim.GetMigMode, time.Since(began), ret)
-	return current, pending, ret
+	defer d.calls.begin(gpusim.GetMigMode)(&ret)
+	return d.Device.GetMigMode()
 }
 
 // SetMigMode implements nv.Device.
 func (d timedGPU) SetMigMode(mode int) (activation, ret nv.Return) {
-	began := time.Now()
-	activation, ret = d.Device.SetMigMode(mode)
-	d.calls.note(gpusim.SetMigMode, time.Since(began), ret)
-	return activation, ret
+	defer d.calls.begin(gpusim.SetMigMode)(&ret)
+	return d.Device.SetMigMode(mode)
 }
 
 // CreateGpuInstanceWithPlacement implements nv.Device.
-func (d timedGPU) CreateGpuInstanceWithPlacement(info *nv.GpuInstanceProfileInfo, at *nv.GpuInstancePlacement) (nv.GpuInstance, nv.Return) {
-	began := time.Now()
-	i, ret := d.Device.CreateGpuInstanceWithPlacement(info, at)
-	d.calls.note(gpusim.CreateGpuInstanceWithPlacement, time.Since(began), ret)
+func (d timedGPU) CreateGpuInstanceWithPlacement(info *nv.GpuInstanceProfileInfo, at *nv.GpuInstancePlacement) (i nv.GpuInstance, ret nv.Return) {
+	defer d.calls.begin(gpusim.CreateGpuInstanceWithPlacement)(&ret)
+	i, ret = d.Device.CreateGpuInstanceWithPlacement(info, at)
 	return timedInstance{i, d.calls}, ret
 }
 
@@ -159,26 +158,22 @@ func (d timedGPU) GetGpuInstances(info *nv.GpuInstanceProfileInfo) ([]nv.GpuInst
 }
 
 // Destroy implements nv.GpuInstance.
-func (i timedInstance) Destroy() nv.Return {
-	began := time.Now()
-	ret := i.GpuInstance.Destroy()
-	i.calls.note(gpusim.GpuInstanceDestroy, time.Since(began), ret)
-	return ret
+func (i timedInstance) Destroy() (ret nv.Return) {
+	defer i.calls.begin(gpusim.GpuInstanceDestroy)(&ret)
+	return i.GpuInstance.Destroy()
 }
 
 // CreateComputeInstance implements nv.GpuInstance.
-func (i timedInstance) CreateComputeInstance(info *nv.ComputeInstanceProfileInfo) (nv.ComputeInstance, nv.Return) {
-	began := time.Now()
-	p, ret := i.GpuInstance.CreateComputeInstance(info)
-	i.calls.note(gpusim.CreateComputeInstance, time.Since(began), ret)
+func (i timedInstance) CreateComputeInstance(info *nv.ComputeInstanceProfileInfo) (p nv.ComputeInstance, ret nv.Return) {
+	defer i.calls.begin(gpusim.CreateComputeInstance)(&ret)
+	p, ret = i.GpuInstance.CreateComputeInstance(info)
 	return timedPart{p, i.calls}, ret
 }
 
 // CreateComputeInstanceWithPlacement implements nv.GpuInstance.
-func (i timedInstance) CreateComputeInstanceWithPlacement(info *nv.ComputeInstanceProfileInfo, at *nv.ComputeInstancePlacement) (nv.ComputeInstance, nv.Return) {
-	began := time.Now()
-	p, ret := i.GpuInstance.CreateComputeInstanceWithPlacement(info, at)
-	i.calls.note(gpusim.CreateComputeInstanceWithPlacement, time.Since(began), ret)
+func (i timedInstance) CreateComputeInstanceWithPlacement(info *nv.ComputeInstanceProfileInfo, at *nv.ComputeInstancePlacement) (p nv.ComputeInstance, ret nv.Return) {
+	defer i.calls.begin(gpusim.CreateComputeInstanceWithPlacement)(&ret)
+	p, ret = i.GpuInstance.CreateComputeInstanceWithPlacement(info, at)
 	return timedPart{p, i.calls}, ret
 }
 
@@ -192,19 +187,15 @@ func (i timedInstance) GetComputeInstances(info *nv.ComputeInstanceProfileInfo) 
 }
 
 // GetInfo implements nv.ComputeInstance.
-func (p timedPart) GetInfo() (nv.ComputeInstanceInfo, nv.Return) {
-	began := time.Now()
-	info, ret := p.ComputeInstance.GetInfo()
-	p.calls.note(gpusim.ComputeInstanceGetInfo, time.Since(began), ret)
-	return info, ret
+func (p timedPart) GetInfo() (info nv.ComputeInstanceInfo, ret nv.Return) {
+	defer p.calls.begin(gpusim.ComputeInstanceGetInfo)(&ret)
+	return p.ComputeInstance.GetInfo()
 }
 
 // Destroy implements nv.ComputeInstance.
-func (p timedPart) Destroy() nv.Return {
-	began := time.Now()
-	ret := p.ComputeInstance.Destroy()
-	p.calls.note(gpusim.ComputeInstanceDestroy, time.Since(began), ret)
-	return ret
+func (p timedPart) Destroy() (ret nv.Return) {
+	defer p.calls.begin(gpusim.ComputeInstanceDestroy)(&ret)
+	return p.ComputeInstance.Destroy()
 }
 
 // changes reports whether a function changes a GPU.
