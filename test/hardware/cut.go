@@ -208,7 +208,7 @@ func (c *cutting) all(ctx context.Context, gpus []nvml.GPU) error {
 		if gpus, err = c.vacant(ctx); err != nil {
 			return "", err
 		}
-		title = c.bench.Calls.Title(gpus[0], c.simulated)
+		title = c.bench.Calls.Title(ctx, gpus[0], c.simulated)
 		return c.begin(ctx, gpus)
 	})
 	for _, step := range c.bench.Steps() {

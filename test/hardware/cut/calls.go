@@ -1,6 +1,8 @@
 package cut
 
 import (
+	"context"
+	"fmt"
 	"slices"
 	"strings"
 	"sync"
@@ -8,6 +10,7 @@ import (
 
 	nv "github.com/NVIDIA/go-nvml/pkg/nvml"
 
+	"github.com/gpuslice/gpuslice/nvml"
 	"github.com/gpuslice/gpuslice/test/gpusim"
 )
 
@@ -54,17 +57,39 @@ func (c *Calls) begin(function string) (end func(*nv.Return)) {
 	return func(ret *nv.Return) { c.note(function, time.Since(began), *ret) }
 }
 
-// version names the driver, for people.
-func (c *Calls) version() string {
-	if v, ret := c.lib.SystemGetDriverVersion(); ret == nv.SUCCESS {
-		return "driver " + v
+// apart makes calls that the driver does not make, and abandons them at their deadline. The error then matches nvml.ErrUnresponsive.
+func apart(ctx context.Context, calls func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(ctx, callTime)
+	defer cancel()
+	done := make(chan error, 1)
+	go func() { done <- calls(ctx) }()
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+		return fmt.Errorf("%w: %w", nvml.ErrUnresponsive, ctx.Err())
 	}
-	return "a driver that does not say its version"
+}
+
+// version names the driver, for people.
+func (c *Calls) version(ctx context.Context) string {
+	var version string
+	if err := apart(ctx, func(context.Context) error {
+		v, ret := c.lib.SystemGetDriverVersion()
+		if ret != nv.SUCCESS {
+			return ret
+		}
+		version = v
+		return nil
+	}); err != nil {
+		return "a driver that does not say its version"
+	}
+	return "driver " + version
 }
 
 // walk takes the handle of each MIG device of a GPU by its index, and by its UUID. For the UUID the library goes through all MIG devices of the machine,
-// which are so many. The library has to be open, and no other call may run.
-func (c *Calls) walk(index, devices int) error {
+// which are so many. The library has to be open, and no other call may run. No call begins after the end of ctx.
+func (c *Calls) walk(ctx context.Context, index, devices int) error {
 	d, ret := c.lib.DeviceGetHandleByIndex(index)
 	if ret != nv.SUCCESS {
 		return ret
@@ -74,6 +99,9 @@ func (c *Calls) walk(index, devices int) error {
 		return ret
 	}
 	for i := range most {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
 		began := time.Now()
 		mig, ret := d.GetMigDeviceHandleByIndex(i)
 		if ret == nv.ERROR_NOT_FOUND {

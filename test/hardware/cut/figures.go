@@ -1,6 +1,7 @@
 package cut
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"strings"
@@ -110,8 +111,8 @@ var sameCall = map[string]string{
 }
 
 // Title says what was measured, and where.
-func (c *Calls) Title(g nvml.GPU, simulated bool) string {
-	words := []string{g.Model, c.version(), "virtualization " + string(g.Virtualization)}
+func (c *Calls) Title(ctx context.Context, g nvml.GPU, simulated bool) string {
+	words := []string{g.Model, c.version(ctx), "virtualization " + string(g.Virtualization)}
 	if simulated {
 		words[0] = "SIMULATED " + words[0]
 	}

@@ -2,10 +2,12 @@ package cut_test
 
 import (
 	"context"
+	"errors"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/gpuslice/gpuslice/nvml"
 	"github.com/gpuslice/gpuslice/nvml/lib"
 	"github.com/gpuslice/gpuslice/test/gpusim"
 	"github.com/gpuslice/gpuslice/test/gpusim/gpusimtest"
@@ -32,7 +34,7 @@ delays: {SetMigMode: 35ms, CreateGpuInstanceWithPlacement: 5ms, CreateComputeIns
 	}
 	_, err = b.Change("a change", func() error { return d.SetMode(t.Context(), gpus[0].UUID, true) })
 	must(t, err)
-	text, err := b.Figures.Profile(calls.Title(gpus[0], true), gpus[0])
+	text, err := b.Figures.Profile(calls.Title(t.Context(), gpus[0], true), gpus[0])
 	must(t, err)
 	got, err := gpusim.ParseSpec([]byte(text))
 	if err != nil {
@@ -52,7 +54,7 @@ delays: {SetMigMode: 35ms, CreateGpuInstanceWithPlacement: 5ms, CreateComputeIns
 	if got.Delays[gpusim.CreateGpuInstance] != got.Delays[gpusim.CreateGpuInstanceWithPlacement] {
 		t.Errorf("the simulated driver creates instances without a place in no time:\n%s", text)
 	}
-	table := b.Figures.Markdown(calls.Title(gpus[0], true))
+	table := b.Figures.Markdown(calls.Title(t.Context(), gpus[0], true))
 	for _, want := range []string{
 		"### SIMULATED NVIDIA A30, driver 580.159.04", "| turning MIG mode on | SetMigMode |", "| creating 2g.12gb+me | CreateGpuInstanceWithPlacement |",
 		"| refused calls, until the same call was done | GpuInstanceDestroy |", "| filling a GPU with 4 x 1g.6gb |", ", with 4 MIG devices |", "| a change: without the driver's calls |",
@@ -61,4 +63,21 @@ delays: {SetMigMode: 35ms, CreateGpuInstanceWithPlacement: 5ms, CreateComputeIns
 			t.Errorf("%q is missing in\n%s", want, table)
 		}
 	}
+}
+
+func TestACallOfTheBenchThatHangsIsAbandonedAtItsDeadline(t *testing.T) {
+	n := gpusimtest.Node(t, "gpus: [{model: A30, mig: true}]")
+	calls := &cut.Calls{}
+	d := lib.Open(lib.Options{Library: gpusimtest.Library(t), Wrap: calls.Wrap})
+	gpus, err := d.Snapshot(t.Context())
+	must(t, err)
+	must(t, n.Fail(gpusim.GetMigDeviceHandleByIndex, gpusim.Fault{Hang: true}))
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+	defer cancel()
+	b := &cut.Bench{Driver: d, Calls: calls, GPUs: gpus, Rounds: 1, Figures: &cut.Figures{}}
+	if _, err := b.Look(ctx); !errors.Is(err, nvml.ErrUnresponsive) || !strings.Contains(err.Error(), "walking through the MIG devices") {
+		t.Errorf("the walk: %v", err)
+	}
+	must(t, n.Fail(gpusim.GetMigDeviceHandleByIndex, gpusim.Fault{}))
+	must(t, d.Release(t.Context()))
 }

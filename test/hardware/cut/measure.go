@@ -163,7 +163,7 @@ func (b *Bench) Look(ctx context.Context) (saw string, err error) {
 		}
 	}
 	for _, g := range b.GPUs {
-		if err := b.Calls.walk(g.Index, devices); err != nil {
+		if err := apart(ctx, func(ctx context.Context) error { return b.Calls.walk(ctx, g.Index, devices) }); err != nil {
 			return "", fmt.Errorf("walking through the MIG devices of GPU %d: %w", g.Index, err)
 		}
 	}
