@@ -3,6 +3,8 @@ package cut_test
 import (
 	"context"
 	"errors"
+	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -62,6 +64,38 @@ delays: {SetMigMode: 35ms, CreateGpuInstanceWithPlacement: 5ms, CreateComputeIns
 		if !strings.Contains(table, want) {
 			t.Errorf("%q is missing in\n%s", want, table)
 		}
+	}
+}
+
+// unplaced is a driver that has no place for some profiles.
+type unplaced struct {
+	nvml.Driver
+	profiles []string
+}
+
+func (u unplaced) Snapshot(ctx context.Context) ([]nvml.GPU, error) {
+	all, err := u.Driver.Snapshot(ctx)
+	for n := range all {
+		for i, p := range all[n].Profiles {
+			if slices.Contains(u.profiles, p.Name) {
+				all[n].Profiles[i].Placements = nil
+			}
+		}
+	}
+	return all, err
+}
+
+func TestAProfileWithoutAPlaceIsNotMeasured(t *testing.T) {
+	d := unplaced{simulated(t, "gpus: [{model: A30, mig: true}]").Driver(), []string{"1g.6gb", "4g.24gb"}}
+	gpus, err := d.Snapshot(t.Context())
+	must(t, err)
+	b := &cut.Bench{Driver: d, Calls: &cut.Calls{}, GPUs: gpus, Rounds: 1, Figures: &cut.Figures{}}
+	saw, err := b.Profiles(t.Context())
+	if want := fmt.Sprintf("%d profiles, 1 times each", len(gpus[0].Profiles)-2); err != nil || saw != want {
+		t.Errorf("saw %q, want %q: %v", saw, want, err)
+	}
+	if small := cut.Smallest(gpus[0]); len(small.Placements) == 0 {
+		t.Errorf("GPUs are filled with %s", small.Name)
 	}
 }
 

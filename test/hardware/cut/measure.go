@@ -106,9 +106,10 @@ func (b *Bench) Profiles(ctx context.Context) (saw string, err error) {
 		if now, err = b.enable(ctx, g, now); err != nil {
 			return err
 		}
-		n = len(now.Profiles)
+		profiles := slices.DeleteFunc(slices.Clone(now.Profiles), func(p nvml.Profile) bool { return fit(p) == 0 })
+		n = len(profiles)
 		for range b.Rounds {
-			for _, p := range now.Profiles {
+			for _, p := range profiles {
 				if err := b.profile(ctx, g, p); err != nil {
 					return err
 				}
@@ -173,22 +174,25 @@ func (b *Bench) Look(ctx context.Context) (saw string, err error) {
 	return fmt.Sprintf("%d MIG devices", devices), nil
 }
 
-// Smallest is the profile with the most instances on a GPU.
+// fit is how many instances of a profile a GPU can have.
+func fit(p nvml.Profile) int { return min(p.Max, len(p.Placements)) }
+
+// Smallest is the profile with the most instances on a GPU that has any.
 func Smallest(g nvml.GPU) nvml.Profile {
-	return slices.MaxFunc(g.Profiles, func(a, b nvml.Profile) int { return a.Max - b.Max })
+	return slices.MaxFunc(g.Profiles, func(a, b nvml.Profile) int { return fit(a) - fit(b) })
 }
 
 // fill makes as many instances of the smallest profile as fit.
 func (b *Bench) fill(ctx context.Context, g gpu, now nvml.GPU) error {
 	p := Smallest(now)
 	began := time.Now()
-	for _, at := range p.Placements[:min(p.Max, len(p.Placements))] {
+	for _, at := range p.Placements[:fit(p)] {
 		one := nvml.Placed{Profile: p.Name, Span: at}
 		if err := g.patiently(ctx, func(ctx context.Context) error { return b.Driver.Create(ctx, g.uuid, one) }); err != nil {
 			return err
 		}
 	}
-	b.Figures.Add(fmt.Sprintf("filling a GPU with %d x %s", p.Max, p.Name), time.Since(began))
+	b.Figures.Add(fmt.Sprintf("filling a GPU with %d x %s", fit(p), p.Name), time.Since(began))
 	return nil
 }
 

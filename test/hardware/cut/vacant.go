@@ -92,6 +92,8 @@ func unfit(g nvml.GPU) error {
 		return because("is shared with virtual machines (%s), and their host divides it: run this on a machine that has the GPU to itself", g.Virtualization)
 	case !g.Capable:
 		return because("has no MIG mode: name another")
+	case !slices.ContainsFunc(g.Profiles, func(p nvml.Profile) bool { return fit(p) > 0 }):
+		return because("has no place for an instance of any profile: name another, or update NVIDIA's driver")
 	case g.Pending != g.Enabled:
 		return because("has a change of MIG mode pending: reset it or reboot first (nvidia-smi --gpu-reset -i %s)", g.UUID)
 	}

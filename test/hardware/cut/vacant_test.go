@@ -66,6 +66,7 @@ type situation struct {
 	kubelet *answers // nil for none
 	silent  bool     // kubelet's socket is there, and no one answers
 	chosen  []nvml.UUID
+	driver  nvml.Driver
 }
 
 func (s *situation) uuid(index int) string { return s.node.UUIDs()[index] }
@@ -95,6 +96,9 @@ func TestAGPUIsCutOnlyIfNothingUsesItAndAllOfItCanBeRestored(t *testing.T) {
 			s.chosen = append(s.chosen, nvml.UUID(s.uuid(1)))
 		}, []string{"GPU 1 is NVIDIA H200, and GPU 0 is NVIDIA H100 80GB HBM3: cut one model at a time"}},
 		{"it has no MIG mode", "gpus: [{model: T4}]", nil, []string{"GPU 0", "has no MIG mode: name another"}},
+		{"its driver has no place for an instance", "gpus: [{model: A30}]", func(s *situation) {
+			s.driver = unplaced{s.driver, []string{"1g.6gb", "1g.6gb+me", "2g.12gb", "2g.12gb+me", "4g.24gb"}}
+		}, []string{"GPU 0", "has no place for an instance of any profile: name another"}},
 		{"it is lost", twoH100, func(s *situation) {
 			must(s.T, s.node.SetHealth(0, gpusim.Health{Lost: true}))
 		}, []string{"has fallen off the bus"}},
@@ -157,9 +161,8 @@ func TestAGPUIsCutOnlyIfNothingUsesItAndAllOfItCanBeRestored(t *testing.T) {
 			n := gpusimtest.Node(t, c.spec)
 			table, err := pods.MakeTable(filepath.Join(t.TempDir(), "proc"), n.BootID())
 			must(t, err)
-			s := &situation{T: t, node: n, table: table, chosen: []nvml.UUID{nvml.UUID(n.UUIDs()[0])}}
-			d := n.Driver()
-			_, err = d.Snapshot(t.Context()) // so that it knows the UUID of a GPU that is lost
+			s := &situation{T: t, node: n, table: table, chosen: []nvml.UUID{nvml.UUID(n.UUIDs()[0])}, driver: n.Driver()}
+			_, err = s.driver.Snapshot(t.Context()) // so that it knows the UUID of a GPU that is lost
 			must(t, err)
 			if c.do != nil {
 				c.do(s)
@@ -171,7 +174,7 @@ func TestAGPUIsCutOnlyIfNothingUsesItAndAllOfItCanBeRestored(t *testing.T) {
 			} else if s.silent {
 				must(t, os.WriteFile(socket, nil, 0o600))
 			}
-			all, err := d.Snapshot(t.Context())
+			all, err := s.driver.Snapshot(t.Context())
 			must(t, err)
 			gpus, err := cut.Machine{Processes: table.Dir(), Kubelet: socket}.Vacant(t.Context(), all, s.chosen)
 			if len(c.want) == 0 {
