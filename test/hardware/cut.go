@@ -73,7 +73,7 @@ func (o options) runCut(ctx context.Context, dir string) (err error) {
 	if c.store, err = cut.Open(c.kept); err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, c.store.Close()) }()
+	defer func() { err = errors.Join(err, c.store.Close(ctx)) }()
 	if err := c.restoreFormer(ctx); err != nil || o.restore {
 		return err
 	}

@@ -61,8 +61,14 @@ func Open(dir string) (*Store, error) {
 // Path is the file.
 func (s *Store) Path() string { return s.file.Path() }
 
-// Close lets another process have the store.
-func (s *Store) Close() error { return s.dir.Close() }
+// Close lets another process have the store. While the disk may still do a write of this process, no other has it until this one ends: the write could
+// replace what the other has found.
+func (s *Store) Close(ctx context.Context) error {
+	if _, err := s.file.Read(context.WithoutCancel(ctx)); errors.Is(err, hostfile.ErrSilent) {
+		return nil
+	}
+	return s.dir.Close()
+}
 
 // Save writes what the GPUs are, and returns when the disk has it. The end of ctx does not leave half of it.
 func (s *Store) Save(ctx context.Context, f Found) error {

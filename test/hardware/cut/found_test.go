@@ -12,6 +12,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/gpuslice/gpuslice/agent/state/hostfile"
 	"github.com/gpuslice/gpuslice/nvml"
 	"github.com/gpuslice/gpuslice/test/gpusim"
 	"github.com/gpuslice/gpuslice/test/hardware/cut"
@@ -35,7 +36,7 @@ func opened(t *testing.T, dir string) *cut.Store {
 	t.Helper()
 	s, err := cut.Open(dir)
 	must(t, err)
-	t.Cleanup(func() { must(t, s.Close()) })
+	t.Cleanup(func() { must(t, s.Close(t.Context())) })
 	return s
 }
 
@@ -174,6 +175,27 @@ func TestOneRunAtATimeHasTheGPUs(t *testing.T) {
 	if _, err := cut.Open(dir); !errors.Is(err, cut.ErrTaken) {
 		t.Errorf("a second run: %v", err)
 	}
+}
+
+// The write would replace what the next run finds.
+func TestNoOtherRunHasTheGPUsWhileTheDiskMayStillDoAWriteOfOneThatHasEnded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		dir, mended := filepath.Join(t.TempDir(), "store"), make(chan struct{})
+		s, err := cut.Open(dir)
+		must(t, err)
+		s.Disk().Work = func(do func()) { <-mended; do() }
+		if err := s.Save(t.Context(), cut.Found{}); !errors.Is(err, hostfile.ErrSilent) {
+			t.Errorf("the write: %v", err)
+		}
+		must(t, s.Close(t.Context()))
+		if _, err := cut.Open(dir); !errors.Is(err, cut.ErrTaken) {
+			t.Errorf("the next run: %v", err)
+		}
+		close(mended)
+		synctest.Wait()
+		must(t, s.Close(t.Context()))
+		opened(t, dir)
+	})
 }
 
 func TestAFileThatIsNotOfThisProgramIsNotRestored(t *testing.T) {
