@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -45,6 +46,9 @@ func Open(dir string) (*Store, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("making the directory for what the GPUs were: %w", err)
 	}
+	if err := syncDir(filepath.Dir(dir)); err != nil { // which has the new directory
+		return nil, fmt.Errorf("making the directory for what the GPUs were: %w", err)
+	}
 	d, err := os.Open(dir)
 	if err != nil {
 		return nil, fmt.Errorf("opening the directory for what the GPUs were: %w", err)
@@ -56,6 +60,15 @@ func Open(dir string) (*Store, error) {
 		return nil, errors.Join(fmt.Errorf("locking %s: %w", dir, err), d.Close())
 	}
 	return &Store{file: hostfile.In(dir, file, longest), dir: d}, nil
+}
+
+// syncDir returns when the disk has the names in a directory.
+func syncDir(path string) error {
+	d, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
 }
 
 // Path is the file.
