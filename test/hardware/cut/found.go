@@ -174,8 +174,11 @@ func (g gpu) patiently(ctx context.Context, call func(context.Context) error) er
 			defer cancel()
 			return call(ctx)
 		}()
-		if !errors.Is(err, nvml.ErrInUse) && !errors.Is(err, nvml.ErrUnresponsive) || time.Now().After(ends) {
+		if !errors.Is(err, nvml.ErrInUse) && !errors.Is(err, nvml.ErrUnresponsive) {
 			return err
+		}
+		if time.Now().After(ends) {
+			return fmt.Errorf("%w: tried for %s", err, patience)
 		}
 		select {
 		case <-ctx.Done():

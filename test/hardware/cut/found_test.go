@@ -125,7 +125,7 @@ func TestWhatCannotBeRestoredIsNamedAndStaysWrittenDown(t *testing.T) {
 	}{
 		"a process has come": {"gpus: [{model: H100-80GB}]", func(w world) {
 			must(w.T, w.d.SetMode(w.Context(), w.g.UUID, true), w.d.Create(w.Context(), w.g.UUID, placed(w.T, w.g, "3g.40gb@4")), w.n.Hold(w.n.MIGDevice(0, 4), 4711, "python", 1))
-		}, []string{"restoring GPU 0: destroying 3g.40gb@4 on GPU-", "in use", "end what uses the GPU, then run make hardware CUT=restore", "found.json"}},
+		}, []string{"restoring GPU 0: destroying 3g.40gb@4 on GPU-", "in use (ERROR_IN_USE): tried for 1m0s", "end what uses the GPU, then run make hardware CUT=restore", "found.json"}},
 		"a virtual machine was rebooted": {"gpus: [{model: A100-80GB, passthrough: true}]", func(w world) {
 			must(w.T, w.d.SetMode(w.Context(), w.g.UUID, true), w.n.Reboot())
 		}, []string{"restoring GPU 0: here only a reboot changes MIG mode: reboot the machine"}},
