@@ -158,9 +158,13 @@ func (c *cutting) unused(ctx context.Context, left *cut.Found) error {
 	if err != nil {
 		return err
 	}
-	return c.users.Unused(call, all, slices.DeleteFunc(slices.Clone(all), func(g nvml.GPU) bool {
+	gpus := slices.DeleteFunc(slices.Clone(all), func(g nvml.GPU) bool {
 		return !slices.ContainsFunc(left.GPUs, func(was nvml.GPU) bool { return was.UUID == g.UUID })
-	}))
+	})
+	if len(gpus) == 0 {
+		return nil // no GPU is changed, and the restoration says what is absent
+	}
+	return c.users.Unused(call, all, gpus)
 }
 
 // vacant reads the GPUs that are confirmed, and refuses those that anything uses.

@@ -65,14 +65,8 @@ func TestEachCallThatWouldChangeAGPUIsRefusedAndFailsTheRun(t *testing.T) {
 }
 
 func TestARunThatCutsChangesItsOwnGPUsAlone(t *testing.T) {
-	spec, err := gpusim.ParseSpec([]byte("gpus: [{model: H100-80GB, count: 2}]"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	n, err := gpusim.Create(t.TempDir(), spec)
-	if err != nil {
-		t.Fatal(err)
-	}
+	n, err := gpusim.Create(t.TempDir(), spec(t, "gpus: [{model: H100-80GB, count: 2}]"))
+	must(t, err)
 	t.Cleanup(func() { _ = n.Close() })
 	g := &guard{reader: none{}}
 	g.cuts(n.Driver(), []nvml.UUID{nvml.UUID(n.UUIDs()[1])})

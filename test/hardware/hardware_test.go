@@ -18,6 +18,7 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 	"github.com/gpuslice/gpuslice/test/binaries"
 	"github.com/gpuslice/gpuslice/test/gpusim"
+	"github.com/gpuslice/gpuslice/test/gpusim/pods"
 	"github.com/gpuslice/gpuslice/test/hardware/cut"
 	"github.com/gpuslice/gpuslice/test/sandbox"
 )
@@ -86,16 +87,10 @@ func TestTheBundleRunsOnSimulatedGPUs(t *testing.T) {
 }
 
 // firstUUID is the UUID of the first of the GPUs.
-func firstUUID(t *testing.T, spec string) string {
+func firstUUID(t *testing.T, text string) string {
 	t.Helper()
-	s, err := gpusim.ParseSpec([]byte(spec))
-	if err != nil {
-		t.Fatal(err)
-	}
-	n, err := gpusim.Create(t.TempDir(), s)
-	if err != nil {
-		t.Fatal(err)
-	}
+	n, err := gpusim.Create(t.TempDir(), spec(t, text))
+	must(t, err)
 	defer func() { _ = n.Close() }()
 	return n.UUIDs()[0]
 }
@@ -120,6 +115,80 @@ func TestNoGPUIsCutWithoutItsUUIDAsConfirmation(t *testing.T) {
 			t.Errorf("error %v, want %v", err, want)
 		}
 	}
+}
+
+// An earlier run was killed when it had turned MIG mode on.
+func TestWhatAnEarlierRunHasLeftIsRestoredWhenThatIsOrderedAndNothingUsesIt(t *testing.T) {
+	ordered, confirmed := cutOptions{restore: true}, cutOptions{cut: true, confirm: []string{"GPU-5"}}
+	opened := pods.Process{PID: 99, Command: "python", Cgroup: "/", Files: []string{"/dev/nvidia0"}}
+	plugin := pods.Process{PID: 78, Command: pluginProgram, Cgroup: "/"}
+	const used = "and they are in use now, so nothing was restored:\n"
+	for name, c := range map[string]struct {
+		options cutOptions
+		beside  pods.Process // none if it has no PID
+		absent  bool         // the GPU is of another machine
+		want    string       // in the error; empty if it is restored
+	}{
+		"ordered":                                {options: ordered},
+		"a cut is confirmed":                     {options: confirmed},
+		"a cut is not confirmed":                 {options: cutOptions{cut: true}, want: "no GPU was changed. The run of "},
+		"in use":                                 {options: ordered, beside: opened, want: used + "GPU 0"},
+		"in use, and a cut is confirmed":         {options: confirmed, beside: opened, want: used + "GPU 0"},
+		"the device plugin runs":                 {options: ordered, beside: plugin, want: used + "process 78"},
+		"of another machine, with such a plugin": {options: ordered, beside: plugin, absent: true, want: "GPU-gone is not on this machine"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n, err := gpusim.Create(t.TempDir(), spec(t, "gpus: [{model: H100-80GB}]"))
+			must(t, err)
+			t.Cleanup(func() { must(t, n.Close()) })
+			processes, err := pods.MakeTable(filepath.Join(t.TempDir(), "proc"), n.BootID())
+			must(t, err)
+			if c.beside.PID != 0 {
+				must(t, processes.Add(c.beside))
+			}
+			store, err := cut.Open(filepath.Join(t.TempDir(), "store"))
+			must(t, err)
+			t.Cleanup(func() { must(t, store.Close(t.Context())) })
+			d := n.Driver()
+			was, err := d.Snapshot(t.Context())
+			must(t, err)
+			must(t, d.SetMode(t.Context(), was[0].UUID, true))
+			if c.absent {
+				was[0].UUID = "GPU-gone"
+			}
+			must(t, store.Save(t.Context(), cut.Found{GPUs: was}))
+			err = (&cutting{
+				cutOptions: c.options, raw: d, store: store, bench: &cut.Bench{Driver: d},
+				users: cut.Machine{Processes: processes.Dir(), Kubelet: filepath.Join(t.TempDir(), "none.sock")},
+			}).restoreFormer(t.Context())
+			restored := c.want == ""
+			if restored != (err == nil) || err != nil && !strings.Contains(err.Error(), c.want) {
+				t.Errorf("error %v, want %q", err, c.want)
+			}
+			now, err := d.Snapshot(t.Context())
+			must(t, err)
+			if now[0].Enabled == restored {
+				t.Errorf("MIG mode is on: %t", now[0].Enabled)
+			}
+			if left, err := store.Load(t.Context()); err != nil || left == nil != restored {
+				t.Errorf("the file is there: %t: %v", left != nil, err)
+			}
+		})
+	}
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func spec(t *testing.T, text string) gpusim.Spec {
+	t.Helper()
+	s, err := gpusim.ParseSpec([]byte(text))
+	must(t, err)
+	return s
 }
 
 // one is a driver with a GPU.

@@ -133,7 +133,12 @@ func (s *Store) Restore(ctx context.Context, d nvml.Driver, f Found) (renamed []
 		renamed = append(renamed, renames(was, now)...)
 	}
 	if err := errors.Join(errs...); err != nil {
-		return nil, fmt.Errorf("%w; what it was is in %s: end what uses the GPU, then run make hardware CUT=restore (run.sh --restore)", err, s.Path())
+		const again = "run make hardware CUT=restore (run.sh --restore)"
+		advice := "end what uses the GPU, then " + again
+		if !slices.ContainsFunc(errs, func(err error) bool { return !errors.Is(err, errAbsent) }) {
+			advice = "if the GPU comes back, " + again + "; if it is in another machine, or has been replaced, remove the file"
+		}
+		return nil, fmt.Errorf("%w; what it was is in %s: %s", err, s.Path(), advice)
 	}
 	_, err = s.file.Remove(ctx)
 	return renamed, err
@@ -146,6 +151,8 @@ type gpu struct {
 	index  int
 }
 
+var errAbsent = errors.New("is not on this machine")
+
 // look reads the GPU.
 func (g gpu) look(ctx context.Context) (now nvml.GPU, err error) {
 	err = g.patiently(ctx, func(ctx context.Context) error {
@@ -155,7 +162,7 @@ func (g gpu) look(ctx context.Context) (now nvml.GPU, err error) {
 		}
 		at := slices.IndexFunc(all, func(o nvml.GPU) bool { return o.UUID == g.uuid })
 		if at < 0 {
-			return fmt.Errorf("%s is not on this machine: %w", g.uuid, nvml.ErrNotFound)
+			return fmt.Errorf("%s %w", g.uuid, errAbsent)
 		}
 		now = all[at]
 		if now.Lost {

@@ -198,6 +198,33 @@ func TestNoOtherRunHasTheGPUsWhileTheDiskMayStillDoAWriteOfOneThatHasEnded(t *te
 	})
 }
 
+// The GPU is not there: the file is of a machine that it was in, or it has been replaced since.
+func TestAGPUThatIsNoMoreThereIsNamedWithWhatToDoAndTheOthersAreRestored(t *testing.T) {
+	n := simulated(t, "gpus: [{model: H100-80GB, count: 2}]")
+	d := n.Driver()
+	want := shapes(t, d)
+	s, found := written(t, d)
+	must(t, d.SetMode(t.Context(), found.GPUs[1].UUID, true))
+	found.GPUs[0].UUID = "GPU-gone"
+	_, err := s.Restore(t.Context(), d, found)
+	if err == nil {
+		t.Fatal("it is restored")
+	}
+	for _, want := range []string{
+		"restoring GPU 0: GPU-gone is not on this machine; what it was is in " + s.Path(), "if it is in another machine, or has been replaced, remove the file",
+	} {
+		if !strings.Contains(err.Error(), want) {
+			t.Errorf("error %q, want %q", err, want)
+		}
+	}
+	if strings.Contains(err.Error(), "end what uses the GPU") {
+		t.Errorf("error %q", err)
+	}
+	if diff := cmp.Diff(want, shapes(t, d)); diff != "" {
+		t.Errorf("the other GPU (-found +now):\n%s", diff)
+	}
+}
+
 func TestAFileThatIsNotOfThisProgramIsNotRestored(t *testing.T) {
 	for text, want := range map[string]string{`{"Format": 2}`: "has format 2, and this program knows 1", `{"GPUs": [`: "bring them back by hand, and remove the file"} {
 		dir := t.TempDir()
