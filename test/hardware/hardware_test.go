@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -174,6 +175,28 @@ func TestWhatAnEarlierRunHasLeftIsRestoredWhenThatIsOrderedAndNothingUsesIt(t *t
 				t.Errorf("the file is there: %t: %v", left != nil, err)
 			}
 		})
+	}
+}
+
+// The run changes no GPU, but its checks see what the other has made of them.
+func TestARunSaysThatAnEarlierOneHasLeftAGPUCut(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "store")
+	if said := unfinished(t.Context(), dir); said != "" {
+		t.Errorf("before any run that cuts: %q", said)
+	}
+	store, err := cut.Open(dir)
+	must(t, err)
+	t.Cleanup(func() { must(t, store.Close(t.Context())) })
+	if said := unfinished(t.Context(), dir); said != "" {
+		t.Errorf("after a whole run: %q", said)
+	}
+	must(t, store.Save(t.Context(), cut.Found{Began: time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)}))
+	if said := unfinished(t.Context(), dir); !strings.Contains(said, "2026-07-01 12:00:00") || !strings.Contains(said, "CUT=restore") {
+		t.Errorf("beside its file: %q", said)
+	}
+	must(t, os.Chmod(dir, 0o770))
+	if said := unfinished(t.Context(), dir); !strings.Contains(said, "is not known") || !strings.Contains(said, store.Path()) {
+		t.Errorf("if the file cannot be read: %q", said)
 	}
 }
 

@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/gpuslice/gpuslice/test/binaries"
+	"github.com/gpuslice/gpuslice/test/hardware/cut"
 	"github.com/gpuslice/gpuslice/test/program"
 )
 
@@ -61,6 +62,11 @@ func command() *cobra.Command {
 
 // run does everything in its own directory, and prints the table.
 func (o options) run(ctx context.Context, dir string) error {
+	if !o.simulated {
+		if said := unfinished(ctx, o.kept); said != "" {
+			fmt.Fprintln(os.Stderr, said)
+		}
+	}
 	programs, err := o.programs(ctx, dir)
 	if err != nil {
 		return err
@@ -89,4 +95,17 @@ func (o options) programs(ctx context.Context, dir string) (string, error) {
 	}
 	t := tree(dir + "/programs")
 	return string(t), t.fill(ctx, binaries.Builder{Log: os.Stderr}, func(context.Context) (string, error) { return os.Executable() })
+}
+
+// unfinished says that a run with --cut has not restored its GPUs; it is empty if there is none.
+func unfinished(ctx context.Context, dir string) string {
+	left, err := cut.Left(ctx, dir)
+	switch {
+	case err != nil:
+		return fmt.Sprintf("whether a run with CUT=1 (run.sh --cut) has left a GPU cut is not known: %v", err)
+	case left == nil:
+		return ""
+	}
+	return fmt.Sprintf("the run of %s cuts GPUs still, or has ended before it could restore them: wait until it ends, or restore them by CUT=restore "+
+		"(run.sh --restore). Until then checks see the GPUs as that run has made them", left.Began.Format(time.DateTime))
 }

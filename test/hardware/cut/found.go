@@ -97,17 +97,27 @@ func (s *Store) Save(ctx context.Context, f Found) error {
 }
 
 // Load reads what an earlier run has found and not restored; nil if there is nothing.
-func (s *Store) Load(ctx context.Context) (*Found, error) {
-	text, err := s.file.Read(ctx)
-	if err != nil || text == nil {
-		return nil, err
+func (s *Store) Load(ctx context.Context) (*Found, error) { return load(ctx, s.file) }
+
+// Left reads what a run has found and not restored, in the directory of its Store: it still runs, or has been killed. It is nil if there is nothing.
+func Left(ctx context.Context, dir string) (*Found, error) {
+	return load(ctx, hostfile.In(dir, file, longest))
+}
+
+func load(ctx context.Context, from *hostfile.File) (*Found, error) {
+	text, err := from.Read(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("reading what the GPUs were from %s: %w", from.Path(), err)
+	}
+	if text == nil {
+		return nil, nil
 	}
 	var f Found
 	if err := json.Unmarshal(text, &f); err != nil {
-		return nil, fmt.Errorf("reading what the GPUs were from %s: %w: bring them back by hand, and remove the file", s.Path(), err)
+		return nil, fmt.Errorf("reading what the GPUs were from %s: %w: bring them back by hand, and remove the file", from.Path(), err)
 	}
 	if f.Format != format {
-		return nil, fmt.Errorf("%s has format %d, and this program knows %d: restore by the version that wrote it", s.Path(), f.Format, format)
+		return nil, fmt.Errorf("%s has format %d, and this program knows %d: restore by the version that wrote it", from.Path(), f.Format, format)
 	}
 	return &f, nil
 }
