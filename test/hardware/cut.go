@@ -35,6 +35,8 @@ const (
 	// restoreTime bounds the restoration of all GPUs.
 	restoreTime = 10 * time.Minute
 	kubeletAt   = "/var/lib/kubelet/pod-resources/kubelet.sock"
+	// keptAt is the same for all runs on a machine: one at a time has it.
+	keptAt = "/var/lib/gpuslice-hardware"
 )
 
 var (

@@ -38,7 +38,7 @@ type options struct {
 }
 
 func command() *cobra.Command {
-	var o options
+	o := options{cutOptions: cutOptions{kept: keptAt}}
 	c := program.New("hardware", "Try gpuslice on the GPUs of this machine, and change nothing of them", func(ctx context.Context) error {
 		return program.InDir("gpuslice-hw", o.keep, os.Stderr, func(dir string) error {
 			if o.cut || o.restore {
@@ -55,7 +55,6 @@ func command() *cobra.Command {
 	c.Flags().StringSliceVar(&o.confirm, "confirm", nil, "with --cut: the UUIDs of the GPUs that are cut")
 	c.Flags().BoolVar(&o.restore, "restore", false, "only bring back what a run with --cut has left when it was killed")
 	c.Flags().StringVar(&o.profile, "profile", "gpuslice-latency.yaml", "with --cut: the file for the simulator")
-	c.Flags().StringVar(&o.kept, "found", "/var/lib/gpuslice-hardware", "with --cut: the directory for what the GPUs were, until they are that again")
 	c.AddCommand(bundle(), work())
 	return c
 }
