@@ -294,18 +294,18 @@ func TestTheTimeOfAChangeIsDividedWithoutRest(t *testing.T) {
 	began := time.Date(2026, 11, 24, 13, 10, 55, 0, time.UTC)
 	r := result{bound: 1300 * time.Millisecond, ready: 4500 * time.Millisecond, said: 7 * time.Second}
 	got := divide(r, began, steps)
-	want := spent{drain: 400 * time.Millisecond, passes: 1100 * time.Millisecond, plugin: 1700 * time.Millisecond, proof: 2500 * time.Millisecond}
+	want := spent{drain: 400 * time.Millisecond, passes: 1100 * time.Millisecond, plugin: 1700 * time.Millisecond, verification: 2500 * time.Millisecond}
 	if got != want {
 		t.Errorf("divided into %+v, want %+v", got, want)
 	}
-	if sum := got.drain + r.bound + got.passes + got.plugin + got.proof; sum != r.said {
+	if sum := got.drain + r.bound + got.passes + got.plugin + got.verification; sum != r.said {
 		t.Errorf("the parts add up to %s, want %s", sum, r.said)
 	}
 	if got := divide(r, began, steps[:1]); got != (spent{}) {
 		t.Errorf("a change of nothing is divided into %+v", got)
 	}
 	shared := []step{{text: "set the device plugin's config: time-slicing of nvidia.com/gpu x 4", began: began.Add(time.Second), end: began.Add(2 * time.Second)}}
-	if got := divide(result{ready: 3 * time.Second, said: 5 * time.Second}, began, shared); got != (spent{drain: time.Second, plugin: 2 * time.Second, proof: 2 * time.Second}) {
+	if got := divide(result{ready: 3 * time.Second, said: 5 * time.Second}, began, shared); got != (spent{drain: time.Second, plugin: 2 * time.Second, verification: 2 * time.Second}) {
 		t.Errorf("a change of the sharing is divided into %+v", got)
 	}
 	r.spent = got

@@ -12,10 +12,10 @@ import (
 // spent is where the time of a change by gpuslice went, apart from the calls into the driver. With result.bound the parts add up to
 // result.said. All are 0 if nothing was to be changed.
 type spent struct {
-	drain  time.Duration // from the label until the first step that changes a GPU or the device plugin's config
-	passes time.Duration // from there to the end of the last step that changes a GPU, without the calls
-	plugin time.Duration // from there until the node offers what its GPUs have
-	proof  time.Duration // from there until the agent says that it is done
+	drain        time.Duration // from the label until the first step that changes a GPU or the device plugin's config
+	passes       time.Duration // from there to the end of the last step that changes a GPU, without the calls
+	plugin       time.Duration // from there until the node offers what its GPUs have
+	verification time.Duration // from there until the agent says that it is done
 }
 
 // step is one step that the agent has done, as its log says.
@@ -75,6 +75,6 @@ func divide(r result, began time.Time, steps []step) (s spent) {
 		return spent{}
 	}
 	return spent{
-		drain: first.Sub(began), passes: last.Sub(first) - r.bound, plugin: r.ready - last.Sub(began), proof: r.said - r.ready,
+		drain: first.Sub(began), passes: last.Sub(first) - r.bound, plugin: r.ready - last.Sub(began), verification: r.said - r.ready,
 	}
 }

@@ -105,7 +105,7 @@ const profiledNotes = `No figure is of hardware. All GPUs are simulated, and idl
 each figure of the profiles, where it comes from, and whether it was measured, published or assumed. Programs and columns are those of the
 first table.
 
-own share  done without bound: with gpuslice fence, passes, plugin, kubelet and proof. The look-ups are in it
+own share  done without bound: with gpuslice fence, passes, plugin, kubelet and verification. The look-ups are in it
 look-ups   handles of MIG devices that all programs of the node have taken, each 93 ms under dense and without time under the others
 
 Not in the table are the GPU Operator's other operands, which its MIG manager pauses, starts again and validates. Of its label, others have published, on
@@ -130,11 +130,11 @@ fence and drain    from the label until its first step that changes a GPU or the
 hardware           the calls: the bound
 passes             until the end of the last step that changes a GPU, without the calls: looks at the node between the steps
 plugin and kubelet until the node offers what its GPUs have
-proof              until gpuslice says that it is done: two looks that agree, two seconds apart, and the node is given back`
+verification       until gpuslice says that it is done: two looks that agree, two seconds apart, and the node is given back`
 
 // tabulateSpent renders where the time of gpuslice's changes went; it is empty if there were none.
 func tabulateSpent(rows []row, markdown bool) string {
-	w := newTable("scenario", "fence and drain", "hardware", "passes", "plugin and kubelet", "proof", "done")
+	w := newTable("scenario", "fence and drain", "hardware", "passes", "plugin and kubelet", "verification", "done")
 	for _, r := range rows {
 		if r.runs[0].spent == (spent{}) {
 			continue
@@ -146,7 +146,7 @@ func tabulateSpent(rows []row, markdown bool) string {
 			r.scenario.name,
 			of(func(one result) time.Duration { return one.spent.drain }), of(func(one result) time.Duration { return one.bound }),
 			of(func(one result) time.Duration { return one.spent.passes }), of(func(one result) time.Duration { return one.spent.plugin }),
-			of(func(one result) time.Duration { return one.spent.proof }), of(func(one result) time.Duration { return one.said }),
+			of(func(one result) time.Duration { return one.spent.verification }), of(func(one result) time.Duration { return one.said }),
 		})
 	}
 	return rendered(w, spentNotes, markdown)
