@@ -24,7 +24,7 @@ const (
 	NotKnown
 )
 
-// ExitCode is that of a command which only asks.
+// ExitCode is the exit code of a dry run or plan.
 func (r Ruling) ExitCode() int {
 	switch r {
 	case NothingToDo, Begins:
@@ -38,14 +38,15 @@ func (r Ruling) ExitCode() int {
 	return 1
 }
 
-// Verdict is the first words about a request on a node, for every command.
+// Verdict is the ruling on a request with its text, which every command prints first about a node.
 type Verdict struct {
 	Ruling Ruling
 	text   string
 }
 
-// Judge gives the verdict by the agent's answer, which is that of its own gates, and by what the rest of the cluster shows: stuck is why not all the pods would
-// leave, unknown why that is not known. Both are empty if they would leave, or if the command has not looked. An agent without patience deletes pods in the end.
+// Judge returns the verdict on a request. The agent has asked its own gates for the answer. The command has looked at the rest of the cluster: stuck is why not
+// all the pods would leave, and unknown is why that is not known. Both are empty if all would leave, or if the command has not looked. An agent whose answer has
+// no patience deletes at the deadline the pods that are still there.
 func Judge(a *api.Answer, stuck, unknown string) Verdict {
 	switch {
 	case a.Refused != "" && a.Reason == "": // its observation has failed, which may pass
