@@ -69,12 +69,12 @@ func budgetState(name string, b *policyv1.PodDisruptionBudget, cause string) (st
 	s := b.Status
 	sync := meta.FindStatusCondition(s.Conditions, policyv1.DisruptionAllowedCondition)
 	switch {
+	case sync != nil && sync.Reason == policyv1.SyncFailedReason: // with it the controller manager leaves ObservedGeneration as it was, 0 for a new budget
+		why := shortened(sync.Message)
+		return "its pods cannot be counted: " + why, "", keeps{"fix PDB " + name, "it cannot count its pods (" + why + ")"}
 	case s.ObservedGeneration < b.Generation:
 		state = "was changed, and the controller manager has not counted its pods since"
 		return state, "", keeps{"see why the controller manager does not count PDB " + name, "it " + state}
-	case sync != nil && sync.Reason == policyv1.SyncFailedReason:
-		state = "its pods cannot be counted: " + sync.Message
-		return state, "", keeps{"fix PDB " + name, "it cannot count its pods (" + sync.Message + ")"}
 	case s.ExpectedPods > 0 && s.DesiredHealthy >= s.ExpectedPods:
 		state = fmt.Sprintf("needs %s and has %d of %d", healthy(s.DesiredHealthy), s.CurrentHealthy, s.ExpectedPods)
 		return state, ": it allows no eviction until it is changed or has more pods", keeps{"change PDB " + name + " or add pods to it", "it " + state}

@@ -159,6 +159,8 @@ func TestEvictSaysWhatBecameOfEachRequest(t *testing.T) {
 	unsynced.Status.Conditions = []metav1.Condition{{
 		Type: policyv1.DisruptionAllowedCondition, Status: metav1.ConditionFalse, Reason: policyv1.SyncFailedReason, Message: "found no controllers",
 	}}
+	neverSynced := unsynced.DeepCopy()
+	neverSynced.Generation = 1
 	same, namesake := listed("a"), listed("a")
 	namesake.UID = "uid-of-another"
 	conflict := apierrors.NewConflict(podResource, "a", errors.New("the UID in the precondition does not match"))
@@ -208,6 +210,12 @@ func TestEvictSaysWhatBecameOfEachRequest(t *testing.T) {
 			"429 of a budget whose pods cannot be counted",
 			[]runtime.Object{unsynced},
 			refusal(needsTwo, 0),
+			drain.Blocked, "team/api", "cannot be counted: found no controllers",
+		},
+		{
+			"429 of a new budget whose pods cannot be counted",
+			[]runtime.Object{neverSynced},
+			refusal("The disruption budget api is still being processed by the server.", 10),
 			drain.Blocked, "team/api", "cannot be counted: found no controllers",
 		},
 		{
