@@ -145,7 +145,7 @@ func TestMessagesOfANode(t *testing.T) {
 			<-time.After(time.Second)
 			w.label("all-1g.10gb")
 		}, config.ReasonAwaitingSlot, `AwaitingSlot: all-1g.10gb: pool research: 1 node may be unavailable at once; more than 10 nodes wait longer; since 2000-01-01 00:00:01Z; ` +
-			`changes nothing until then; the node that has waited longest goes first`},
+			`changes nothing until then; the node that has waited longest goes first; to let more nodes change at once, raise maxUnavailable of pool research in the maintenance file`},
 		{"an undo after a failure of a GPU", eightH100, func(w *world) {
 			w.failForGood(gpusim.CreateGpuInstanceWithPlacement)
 			w.label("all-1g.10gb")

@@ -221,14 +221,18 @@ func (s *Slot) await(seen *state.Observed, full *Full) error {
 
 // waitFor is the wait for the nodes that are in the way.
 func (s *Slot) waitFor(seen *state.Observed, full *Full) error {
-	stuck := ""
+	raise, stuck := "raise maxUnavailable of pool "+full.Pool+" in the maintenance file", ""
+	advice, more := "", "; to let more nodes change at once, "+raise
+	if full.Limit <= 0 { // this wait does not end by itself
+		advice, more = raise, ""
+	}
 	if full.Stuck != "" {
 		stuck = "; " + full.Stuck + " counts until it is available, or you delete its node object or take it out of the pool by its labels"
 	}
 	return &outcome.Waiting{
 		Reason: config.ReasonAwaitingSlot, For: outcome.ForSlot, After: full.Retry, Since: seen.Since(config.ReasonAwaitingSlot, s.Clock.Stamp()),
-		Message: full.Error(), Blockers: full.Unavailable,
-		Else: "changes nothing until then; the node that has waited longest goes first" + stuck,
+		Message: full.Error(), Blockers: full.Unavailable, Advice: advice,
+		Else: "changes nothing until then; the node that has waited longest goes first" + more + stuck,
 	}
 }
 

@@ -147,6 +147,20 @@ func TestASlotThatAnotherNodeHasTakenIsNotConfirmed(t *testing.T) {
 	}
 }
 
+// Where no node may be unavailable the wait ends only by a user, so the message begins with what to do.
+func TestAWaitForASlotSaysHowToGetOne(t *testing.T) {
+	t.Parallel()
+	const raise = "raise maxUnavailable of pool a in the maintenance file"
+	for limit, want := range map[string]string{", maxUnavailable: 0": raise + "; pool a: no node may be unavailable", one: "; to let more nodes change at once, " + raise} {
+		client, clock := fake.NewClientset(), monotonic.New(testclock.NewFakeClock(metav1.Now().Time))
+		first, m := newMember(t, client, clock, "gpu-1", limit), newMember(t, client, clock, "gpu-2", limit)
+		_ = first.turn.Take(t.Context(), act.Input{Seen: first.seen()})
+		if err := m.turn.Take(t.Context(), act.Input{Seen: m.seen()}); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("with %q the wait says %v, want %q", limit, err, want)
+		}
+	}
+}
+
 // Each agent of the cluster may write the Lease of each pool. Three nodes find slots there that none of them has asked for.
 func TestASlotThatTheNodeHasNotTakenCountsForNothing(t *testing.T) {
 	t.Parallel()
