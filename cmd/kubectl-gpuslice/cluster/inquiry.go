@@ -21,6 +21,9 @@ import (
 // cleanTime bounds the removal of the requests at the end.
 const cleanTime = time.Minute
 
+// mostCounted bounds the counts of an answer: sums of them have to stay numbers.
+const mostCounted = 1_000_000
+
 // writesAtOnce is to how many nodes the command writes at a time: it asks fifty in the time of a few answers of the API server.
 const writesAtOnce = 16
 
@@ -160,7 +163,7 @@ func sanitizeAnswer(a *api.Answer) {
 		*text = sanitize.Message(*text, sanitize.Longest)
 	}
 	for _, n := range []*int{&a.More, &a.MorePods, &a.MoreLost, &a.MoreUses} {
-		*n = max(0, *n)
+		*n = min(max(0, *n), mostCounted)
 	}
 	for _, texts := range [][]string{a.Steps, a.Pods, a.Lost, a.Asked, a.Notes} {
 		for i := range texts {

@@ -192,15 +192,17 @@ func (a *allocation) place(ctx context.Context, n *corev1.Node, p *corev1.Pod) (
 	ctx, cancel := context.WithTimeout(ctx, allocationTime)
 	defer cancel()
 	allocator, err := structured.NewAllocator(ctx, allocatorFeatures, a.taken, a.classes, a.slices, a.cache)
-	if err != nil {
-		return "", err
+	var given []resourcev1.AllocationResult
+	if err == nil {
+		given, err = allocator.Allocate(ctx, n, wanted)
 	}
-	given, err := allocator.Allocate(ctx, n, wanted)
 	switch {
+	case ctx.Err() != nil:
+		return "", errLate
 	case errors.Is(err, structured.ErrFailedAllocationOnNode):
 		return sanitize.Cut(err.Error(), longestKey), nil
 	case err != nil:
-		return "", err
+		return "", errors.New(sanitize.Message(err.Error(), longestCause))
 	case given == nil:
 		return "no free devices for its claims", nil
 	}

@@ -24,8 +24,14 @@ import (
 	"github.com/gpuslice/gpuslice/config/sanitize"
 )
 
-// longestKey bounds the characters of a taint or a resource in a message.
-const longestKey = 64
+// Bounds of the texts of others in a message.
+const (
+	longestKey   = 64  // characters of a taint or a resource
+	longestCause = 200 // characters of an error about a claim, which quotes what its author wrote
+)
+
+// errLate says why it is not known whether a pod has a place if the context ends first.
+var errLate = errors.New("the search for a place took too long")
 
 // Leaving are the pods that have to leave a node which is to change, each by namespace and name. There may be none.
 type Leaving struct {
@@ -51,8 +57,8 @@ type Judgement struct {
 	Unknown string // why that is not known; empty if Stuck is not
 }
 
-// Judge says of the pods of each node whether they have a place on another node, and which budgets keep them. The lists are of one moment. ctx bounds
-// the allocation of devices alone. Each node is judged as if pods left no other; but a node that changes, too, is no place that is known.
+// Judge says of the pods of each node whether they have a place on another node, and which budgets keep them. The lists are of one moment. Once ctx has ended,
+// it is not known whether a pod has a place. Each node is judged as if pods left no other; but a node that changes, too, is no place that is known.
 func Judge(ctx context.Context, c *Cluster, leaving ...Leaving) []Judgement {
 	r := runningIn(c)
 	var out []Judgement
@@ -201,7 +207,10 @@ func (r *running) place(ctx context.Context, p *corev1.Pod, from string, in room
 	var unknown error
 	for i := range r.Nodes {
 		n := &r.Nodes[i]
-		if n.Name == from {
+		switch {
+		case ctx.Err() != nil:
+			return "", errLate
+		case n.Name == from:
 			continue
 		}
 		switch why, failed := r.fits(ctx, p, n, in); {

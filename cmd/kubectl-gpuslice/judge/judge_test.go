@@ -1,6 +1,7 @@
 package judge
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"strings"
@@ -225,6 +226,20 @@ func TestAPodOfWhichItIsNotKnownTakesRoom(t *testing.T) {
 	}}
 	if said, _ := leave(t, c, "a", "b"); !strings.Contains(said, "team/b fits on no other node") {
 		t.Error(said)
+	}
+}
+
+// Users write what is computed here, in any number and as slow as they like.
+func TestAfterTheDeadlineNoPlaceIsKnown(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	c := &Cluster{
+		Nodes: []corev1.Node{node("gpu-1", "2"), node("gpu-2", "1")}, Pods: []corev1.Pod{pod("a"), pod("b")},
+		Budgets: []policyv1.PodDisruptionBudget{budget("x", "x", 1)},
+	}
+	of := Judge(ctx, c, Leaving{Node: "gpu-1", Pods: []string{"team/a", "team/b"}})[0]
+	if len(of.Unplaced) != 2 || !strings.Contains(of.Unknown, "took too long") || of.Stuck != "" {
+		t.Errorf("after the deadline the judgement is %+v", of)
 	}
 }
 

@@ -21,6 +21,9 @@ import (
 // planTime is how long agents have to answer: an agent in the middle of a step, as a reset, answers after that.
 const planTime = 30 * time.Second
 
+// judgeTime bounds the look at the rest of the cluster: it has any number of nodes, and users write the selectors of claims.
+const judgeTime = 30 * time.Second
+
 // plans are the agents' answers to what a request would do, with what the rest of the cluster adds to them.
 type plans struct {
 	*cluster.Inquiry
@@ -69,6 +72,8 @@ func (p *plans) judge(ctx context.Context, client kube.Interface) (notes []strin
 	if len(pods) == 0 || ctx.Err() != nil {
 		return nil
 	}
+	ctx, cancel := context.WithTimeout(ctx, judgeTime)
+	defer cancel()
 	c, err := judge.Read(ctx, client, pods)
 	if err != nil {
 		for _, l := range leaving {

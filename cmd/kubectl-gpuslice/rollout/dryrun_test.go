@@ -1,6 +1,7 @@
 package rollout
 
 import (
+	"math"
 	"strings"
 	"testing"
 	"time"
@@ -261,6 +262,7 @@ func TestCountsThatFitNoListAreNoPods(t *testing.T) {
 	}{
 		{api.Answer{Steps: []string{"evict"}, MorePods: 1}, "1 step; 1 pod has to leave\n"},
 		{api.Answer{More: 2, MorePods: 5}, "2 steps; 5 pods have to leave\n"},
+		{api.Answer{Steps: []string{"evict"}, More: math.MaxInt, MorePods: math.MaxInt}, "1000001 steps; 1000000 pods have to leave\n"},
 		{api.Answer{Steps: []string{"evict"}, More: -1, Pods: []string{"team/a", "team/b"}, MorePods: -1}, "1 step; 2 pods have to leave: team/a, team/b\n"},
 	} {
 		inWorld(t, func(w *world) {
