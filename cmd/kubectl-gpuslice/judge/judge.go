@@ -164,7 +164,7 @@ func (r *running) judge(ctx context.Context, l Leaving) (out Judgement) {
 	case closed >= 0: // the agent does not begin, unless it asks behind the cordon, where the budget may open
 		out.Unknown = out.Budgets[closed].String()
 	case out.More > 0 && len(r.Budgets) > 0:
-		out.Unknown = moreUnknown(out.More)
+		out.Unknown = nothingKnown(out.More)
 	}
 	return out
 }

@@ -42,6 +42,10 @@ func (j *Judgement) unplaced() (out []string) {
 	return out
 }
 
+func nothingKnown(pods int) string {
+	return fmt.Sprintf("nothing is known of %s more", cli.Counted(pods, "pod"))
+}
+
 func moreUnknown(pods int) string {
 	return fmt.Sprintf("whether %s more would fit elsewhere is not known", cli.Counted(pods, "pod"))
 }

@@ -59,17 +59,21 @@ func (a *application) ask(ctx context.Context, client kube.Interface, nodes []co
 	return &plans{Inquiry: q, target: w, silent: silent, ends: map[string]judge.Judgement{}}, err
 }
 
-// judge judges the pods that leave, and returns what a user should know of them. A list that the user has no right to leaves the judgement unknown.
+// judge judges the pods that leave, and returns what a user should know of them that no verdict says. A list that the user has no right to leaves the judgement
+// unknown.
 func (p *plans) judge(ctx context.Context, client kube.Interface) (notes []string) {
+	var changing []*cluster.Asked
 	var leaving []judge.Leaving
 	var pods []string
+	unnamed := 0
 	for _, a := range p.Nodes {
 		if a.Answer != nil && len(a.Answer.Steps)+a.Answer.More > 0 {
+			changing = append(changing, a)
 			leaving = append(leaving, judge.Leaving{Node: a.Name, Pods: a.Answer.Pods, More: a.Answer.MorePods})
-			pods = append(pods, a.Answer.Pods...)
+			pods, unnamed = append(pods, a.Answer.Pods...), unnamed+a.Answer.MorePods
 		}
 	}
-	if len(pods) == 0 || ctx.Err() != nil {
+	if len(pods)+unnamed == 0 || ctx.Err() != nil {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, judgeTime)
@@ -85,9 +89,13 @@ func (p *plans) judge(ctx context.Context, client kube.Interface) (notes []strin
 		notes = append(notes, fmt.Sprintf("which devices claims have is not known: %v", c.Unknown))
 	}
 	for i, end := range judge.Judge(ctx, c, leaving...) {
-		p.ends[leaving[i].Node] = end
+		a := changing[i]
+		p.ends[a.Name] = end
+		verdict := p.verdict(a).String()
 		for _, line := range end.Lines() {
-			notes = append(notes, leaving[i].Node+": "+line)
+			if !strings.HasSuffix(verdict, ": "+line) {
+				notes = append(notes, a.Name+": "+line)
+			}
 		}
 	}
 	return notes

@@ -205,9 +205,15 @@ func TestADryRunGivesUpWhereABudgetKeepsAPodForGood(t *testing.T) {
 		} {
 			w.Start("plan", "gpu-1", "--profile", "research")
 			w.Answers("gpu-1", api.Answer{Steps: []string{"evict"}, Pods: []string{"team/a", "team/b"}, Patience: api.Duration(patience)})
-			if said, code := w.Ended(); code != want.code || !strings.HasPrefix(said, want.verdict) {
+			if said, code := w.Ended(); code != want.code || !strings.HasPrefix(said, want.verdict) || strings.Count(said, "budget team/x") != 1 {
 				t.Errorf("with a patience of %s: exit code %d: %s", patience, code, said)
 			}
+		}
+		w.Start("plan", "gpu-1", "--profile", "research")
+		w.Answers("gpu-1", api.Answer{Steps: []string{"evict"}, MorePods: 2, Patience: api.Duration(time.Hour)}) // without room for their names
+		const want = "gpu-1: begins at once; whether it ends is not known: nothing is known of 2 pods more\n"
+		if said, code := w.Ended(); code != cli.ExitUnknown || !strings.HasPrefix(said, want) {
+			t.Errorf("of pods without names: exit code %d: %s", code, said)
 		}
 	}, agenttest.GPU("gpu-1"))
 }

@@ -52,7 +52,7 @@ func TestALabelledNodeHasTheVerdictOfItsPlan(t *testing.T) {
 		},
 		"pods that are not named": {
 			api.Answer{Steps: steps, Pods: []string{"team/a"}, MorePods: 1, Patience: api.Duration(time.Hour)},
-			"begins at once; whether it ends is not known: whether 1 pod more would", "begins at once; whether it ends is not known: whether 1 pod more would", cli.ExitUnknown, 0,
+			"begins at once; whether it ends is not known: nothing is known of 1 pod more", "begins at once; whether it ends is not known: nothing is known of 1 pod more", cli.ExitUnknown, 0,
 		},
 		"silence": {api.Answer{For: agenttest.KeepsSilent}, "not known: its agent has not answered within 30s", "not known: its agent has not answered within 5s", 1, 0},
 	} {
