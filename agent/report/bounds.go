@@ -62,7 +62,8 @@ func EncodeStatus(s api.Status, room int) (text string, fits bool, err error) {
 	}
 }
 
-// EncodeAnswer encodes the answer in so many bytes. It counts the steps, pods, losses and uses that it leaves out, and a diagnosis says what it leaves out.
+// EncodeAnswer encodes the answer in so many bytes. It counts the steps, pods, losses and uses that it leaves out, and a diagnosis says what it leaves out. If there
+// is no room for the rest either, the answer says that.
 func EncodeAnswer(a api.Answer, room int) (string, error) {
 	a.Refused, a.Runs = sanitize.Message(a.Refused, sanitize.Longest), sanitize.Message(a.Runs, sanitize.Longest)
 	for i := range a.Steps {
@@ -78,8 +79,10 @@ func EncodeAnswer(a api.Answer, room int) (string, error) {
 		}
 		steps, pods, lost, uses := len(a.Steps), len(a.Pods), len(a.Lost), len(a.Uses)
 		switch {
-		case len(b) <= room || steps+pods+lost+uses == 0:
+		case len(b) <= room:
 			return string(b), nil
+		case steps+pods+lost+uses == 0:
+			return encodeTooLong(a)
 		case uses > 0:
 			a.Uses, a.MoreUses = a.Uses[:uses/2], a.MoreUses+uses-uses/2
 		case lost >= max(steps, pods):
@@ -106,17 +109,20 @@ func encodeDiagnosis(a api.Answer, room int) (string, error) {
 			return string(b), nil
 		}
 		if !halveLongestList(&d) {
-			b, err = json.Marshal(api.Answer{For: a.For, At: a.At, Refused: tooLong})
-			if err != nil {
-				return "", fmt.Errorf("encoding an answer: %w", err)
-			}
-			return string(b), nil
+			return encodeTooLong(a)
 		}
 	}
 }
 
-// tooLong is the answer if there is no room for more.
-const tooLong = "the annotations of this node are too full for the diagnosis; ask on the node itself, by gpuslice-agent recover --dry-run"
+// encodeTooLong encodes the answer if there is no room for more.
+func encodeTooLong(a api.Answer) (string, error) {
+	const tooLong = "the annotations of this node are too full for the answer; ask on the node itself, by gpuslice-agent plan or recover --dry-run"
+	b, err := json.Marshal(api.Answer{For: a.For, At: a.At, Refused: tooLong})
+	if err != nil {
+		return "", fmt.Errorf("encoding an answer: %w", err)
+	}
+	return string(b), nil
+}
 
 // listed is a list of a diagnosis.
 type listed struct {

@@ -160,6 +160,11 @@ func TestAnAnswerWithoutRoomStillSaysThatThereIsSomethingToDo(t *testing.T) {
 				len(given.Steps), given.More, len(given.Pods), given.MorePods, len(given.Lost), given.MoreLost)
 		}
 	}
+	a.HeldUp = strings.Repeat("z", 1000)
+	text, err := report.EncodeAnswer(a, 300)
+	if err != nil || !strings.Contains(text, "too full") || len(text) > 300 {
+		t.Errorf("%d bytes without room: %v: %s", len(text), err, text)
+	}
 }
 
 // Promise 16. Whoever sets a condition, and whatever the texts in it, its message is printable and no longer than a condition may have.
