@@ -16,8 +16,8 @@ import (
 
 // What keeps a change from beginning stands here once: a pass asks before its first step, and previews and diagnoses ask the same.
 
-// barred returns what keeps the first step from being performed, without a request to the API server: holds, windows and the other gates, a key of the device
-// plugin's config that cannot be written, or a host that the plan reboots and the agent may not.
+// barred returns what keeps the first step from being performed, without a request to the API server. That is a hold, a window or another gate. It may also be
+// a key of the device plugin's config that cannot be written, or a reboot that the plan needs and the agent may not do.
 func (a *Agent) barred(ctx context.Context, in act.Input) error {
 	if err := a.deciders.gates.Allow(in.Seen, in.Want, in.Steps); err != nil || in.Step().Traits().OnlyObserves {
 		return err
@@ -33,10 +33,11 @@ func (a *Agent) barred(ctx context.Context, in act.Input) error {
 
 // foresee returns why the agent would not begin a change with these steps now: it makes the checks that come before a change, and writes nothing.
 func (a *Agent) foresee(ctx context.Context, in act.Input) error {
-	for _, keeps := range []error{a.deciders.retries.TooEarly(in.Step()), a.barred(ctx, in)} {
-		if keeps != nil {
-			return keeps
-		}
+	if err := a.deciders.retries.TooEarly(in.Step()); err != nil {
+		return err
+	}
+	if err := a.barred(ctx, in); err != nil {
+		return err
 	}
 	if in.Step().Traits().OnlyObserves {
 		if in.Seen.Journal != nil || foretold(in.Seen, in.Want) && in.Seen.Kubelet.Err == nil { // that the plugin still lacks its config is no reason

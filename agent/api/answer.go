@@ -25,7 +25,7 @@ type Answer struct {
 	MoreLost int           `json:"moreLost,omitempty"` // how many losses there are beyond those that are listed
 	Asked    []string      `json:"asked,omitempty"`    // pods that are asked behind the cordon: "slurm/slurmd-3: asked behind the cordon, up to 8h (drain.gradualFor)"
 	Notes    []string      `json:"notes,omitempty"`    // what else a user should know: pods that find no device after the change, a cordon that stays
-	Unsure   string        `json:"unsure,omitempty"`   // why it is not known whether the change ends: a GPU that it touches is not well
+	Unsure   string        `json:"unsure,omitempty"`   // why it is not known whether the change ends: a GPU that it touches is not well, or pods may stay
 	Patience Duration      `json:"patience,omitempty"` // how long the agent waits for the pods before it gives the change up; 0 if it does not
 	Refused  string        `json:"refused,omitempty"`  // why the change is impossible, or the agent cannot plan it; the rest but Reason is empty then
 	// Diagnosis is the answer to config.RequestDiagnosis.

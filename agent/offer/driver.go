@@ -172,7 +172,7 @@ func (d driver) Text(want state.Desired) string {
 	return out.String()
 }
 
-// Advice implements Offer.
+// advice implements Offer.
 func (d driver) advice() string { return AdviceOn(d.seen.Owner) }
 
 // AdviceOn says what a user can do about a driver that advertises nothing, or something else than the GPUs have.

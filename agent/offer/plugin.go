@@ -130,7 +130,7 @@ func (p plugin) Text(want state.Desired) string {
 	return p.Offered().Summary(want.Plugin.SharingKnown())
 }
 
-// Advice implements Offer.
+// advice implements Offer.
 func (plugin) advice() string { return "see the device plugin's log on this node" }
 
 // Notes implements Offer.

@@ -42,13 +42,13 @@ func (f *Fencing) Prepare(ctx context.Context, in act.Input) error {
 	return f.Handover.Prepare(ctx, in)
 }
 
-// Foresee returns why the first step would have to wait, by the checks of Preflight and Prepare; in the middle of a change, what holds the GPUs and would not
-// leave. It reverts its trials, so nothing stays written.
+// Foresee returns why the first step would have to wait, by the checks of Preflight and Prepare. In the middle of a change these are done, and it returns which
+// holders of the GPUs would not leave. It reverts its trials, so nothing stays written.
 func (f *Fencing) Foresee(ctx context.Context, in act.Input) error {
-	begins := in.Seen.Journal == nil && !in.Want.Undo && in.Step().Traits().Begins // also one that only creates instances has a record
 	if in.Seen.Journal != nil && !startsDisruption(in) {
 		return f.holdersStay(ctx, in)
 	}
+	begins := in.Seen.Journal == nil && !in.Want.Undo && in.Step().Traits().Begins // also one that only creates instances has a record
 	if err := f.Preflight(ctx, in); err != nil || !begins && !startsDisruption(in) {
 		return err
 	}

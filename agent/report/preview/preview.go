@@ -210,8 +210,8 @@ func Overstaying(pods []holders.Pod, now time.Time) string {
 	return sanitize.Listed(out)
 }
 
-// Staying names pods that have to leave and may be on the node until the change is given up: they may take longer to end, or come back behind the fence, where
-// the agent evicts each successor. It is empty for none. Patience is 0 if the agent deletes what stays.
+// Staying names pods that have to leave, and may still be on the node when the agent gives the change up; empty for none. A pod may take longer to end than the
+// agent waits. Or its successors tolerate the fence, and the agent evicts one after the other. Patience is 0 if the agent deletes the pods that stay.
 func Staying(seen *state.Observed, steps []plan.Step, patience time.Duration, now time.Time) string {
 	var out []string
 	for _, s := range steps {
