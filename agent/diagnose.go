@@ -36,29 +36,7 @@ func (a *Agent) evidence(ctx context.Context) diagnosis.Evidence {
 	asked, _ := a.deciders.resolver.Asked(e.Node)
 	e.Want.Label, e.Want.Name = asked.Label, asked.Name
 	if e.Complete {
-		to, err := a.plan(ctx, e.Observed)
-		e.Want, e.Steps = to.want, to.steps
-		e.Settings = a.env.Settings.With(e.Want.Drain)
-		in := act.Input{Seen: e.Observed, Want: e.Want, Steps: e.Steps}
-		if err == nil && e.Journal == nil && len(e.Steps) > 0 && !e.Steps[0].Traits().OnlyObserves {
-			err = a.foresee(ctx, in)
-		}
-		switch {
-		case errors.As(err, &e.NotYet):
-		case outcome.IsUnseen(err):
-			e.Unseen = append(e.Unseen, err.Error())
-		default:
-			e.Refused = err
-		}
-		e.Verdicts = a.actors.evictions.Evictable(ctx, in)
-		e.Processes = e.UnownedProcesses()
-		e.Users = e.UsersOfNoListedPod(a.observers.processes.Users(ctx, e.Observed))
-		offers := offer.Of(e.Observed)
-		if absent, advice := offers.Absent(); absent != "" {
-			e.PluginAdvice = advice
-		} else if under := offers.RunsUnder(); under != "" {
-			e.StrategyAdvice = a.actors.verifier.OtherStrategy(e.Observed, under)
-		}
+		a.addPlan(ctx, &e)
 	}
 	if e.Boot.Err != nil {
 		e.Unseen = append(e.Unseen, e.Boot.Err.Error())
@@ -67,6 +45,34 @@ func (a *Agent) evidence(ctx context.Context) diagnosis.Evidence {
 		e.Unseen = append(e.Unseen, e.Holders.Err.Error())
 	}
 	return e
+}
+
+// addPlan adds to a complete observation the plan for the node, why the agent does not begin it, and what holds its GPUs.
+func (a *Agent) addPlan(ctx context.Context, e *diagnosis.Evidence) {
+	to, err := a.plan(ctx, e.Observed)
+	e.Want, e.Steps = to.want, to.steps
+	e.Settings = a.env.Settings.With(e.Want.Drain)
+	in := act.Input{Seen: e.Observed, Want: e.Want, Steps: e.Steps}
+	if err == nil && e.Journal == nil && len(e.Steps) > 0 && !e.Steps[0].Traits().OnlyObserves {
+		err = a.foresee(ctx, in)
+	}
+	_, failed := errors.AsType[*api.Failure](err)
+	switch {
+	case errors.As(err, &e.NotYet):
+	case failed, refusal(err) != "":
+		e.Refused = err
+	case err != nil: // it may pass
+		e.Unseen = append(e.Unseen, err.Error())
+	}
+	e.Verdicts = a.actors.evictions.Evictable(ctx, in)
+	e.Processes = e.UnownedProcesses()
+	e.Users = e.UsersOfNoListedPod(a.observers.processes.Users(ctx, e.Observed))
+	offers := offer.Of(e.Observed)
+	if absent, advice := offers.Absent(); absent != "" {
+		e.PluginAdvice = advice
+	} else if under := offers.RunsUnder(); under != "" {
+		e.StrategyAdvice = a.actors.verifier.OtherStrategy(e.Observed, under)
+	}
 }
 
 // observeFurther reads what is missing if observe ended early: a diagnosis lists the pods even without a driver.

@@ -259,21 +259,29 @@ func TestADiagnosisNamesTheCause(t *testing.T) {
 // A diagnosis reports what the agent can see, whatever it cannot.
 func TestADiagnosisOfAPartialObservation(t *testing.T) {
 	t.Parallel()
+	drains := func(w *world) { w.startDrain() }
+	requests := func(w *world) {
+		w.pool()
+		w.turn()
+		w.label("all-1g.10gb")
+	}
 	for _, row := range []struct {
-		name string
-		deny string // verb and resource that the API server denies
-		says []string
+		name  string
+		begin func(w *world)
+		deny  string // verb and resource that the API server denies
+		says  []string
 	}{
-		{"no node", "get nodes", []string{`"node":""`, `"now":[{"index":0`, "unknown until the API server answers"}},
-		{"no pods", "list pods", []string{`"ours":true`, `"unseen":[`, `"now":[{"index":0`}},
-		{"no configs", "get configmaps", []string{`"ours":true`, "team/train"}},
+		{"no node", drains, "get nodes", []string{`"node":""`, `"now":[{"index":0`, "unknown until the API server answers"}},
+		{"no pods", drains, "list pods", []string{`"ours":true`, `"unseen":[`, `"now":[{"index":0`}},
+		{"no configs", drains, "get configmaps", []string{`"ours":true`, "team/train"}},
+		{"no slots, which refuses no change", requests, "get leases", []string{`"asked":"all-1g.10gb"`, `"unseen":["`}},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := newWorld(t, h100)
 				w.setConfigs(nil)
 				w.setReadiness(corev1.ConditionTrue)
-				w.startDrain()
+				row.begin(w)
 				verb, resource, _ := strings.Cut(row.deny, " ")
 				w.client.PrependReactor(verb, resource, func(k8stesting.Action) (bool, runtime.Object, error) {
 					return true, nil, errors.New("connection refused")
