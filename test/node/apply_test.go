@@ -186,7 +186,7 @@ func TestAnAgentAnswersThePluginWithoutAShell(t *testing.T) {
 	says(t, kubectl("status", r.Name, "--ask=false"), 0, "cannot tell who uses which instance: --ask=false", "1g.10gb@6  ?")
 	says(t, kubectl("plan", r.Name), 0, r.Name+": nothing to do")
 	says(t, kubectl("plan", r.Name, "--mig-config", "all-disabled"), 5, r.Name+": begins at once", "1 pod has to leave: "+namespace+"/notebook",
-		"whether the pods that leave fit elsewhere is not known: listing pods: ")
+		"whether it ends is not known: listing pods: ")
 	says(t, kubectl("recover", r.Name, "--dry-run"), 0, "all-1g.10gb", "GPU 0: 1g.10gb@0")
 	slip := func() *exec.Cmd { return kubectl("apply", r.Name, "--mig-config", "all-1g.10g") }
 	for out, err := slip().CombinedOutput(); err == nil; out, err = slip().CombinedOutput() { // a busy machine's agent may take longer to answer than it waits

@@ -65,25 +65,22 @@ func (p *plans) judge(ctx context.Context, client kube.Interface) (notes []strin
 	var changing []*cluster.Asked
 	var leaving []judge.Leaving
 	var pods []string
-	unnamed := 0
+	some := false
 	for _, a := range p.Nodes {
 		if a.Answer != nil && len(a.Answer.Steps)+a.Answer.More > 0 {
 			changing = append(changing, a)
 			leaving = append(leaving, judge.Leaving{Node: a.Name, Pods: a.Answer.Pods, More: a.Answer.MorePods})
-			pods, unnamed = append(pods, a.Answer.Pods...), unnamed+a.Answer.MorePods
+			pods, some = append(pods, a.Answer.Pods...), some || podsLeave(a)
 		}
 	}
-	if len(pods)+unnamed == 0 || ctx.Err() != nil {
+	if !some || ctx.Err() != nil {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, judgeTime)
 	defer cancel()
 	c, err := judge.Read(ctx, client, pods)
 	if err != nil {
-		for _, l := range leaving {
-			p.ends[l.Node] = judge.Judgement{Unknown: err.Error()}
-		}
-		return []string{fmt.Sprintf("whether the pods that leave fit elsewhere is not known: %v", err)}
+		return p.unread(changing, err)
 	}
 	if c.Unknown != nil {
 		notes = append(notes, fmt.Sprintf("which devices claims have is not known: %v", c.Unknown))
@@ -100,6 +97,23 @@ func (p *plans) judge(ctx context.Context, client kube.Interface) (notes []strin
 	}
 	return notes
 }
+
+// unread notes for the nodes with pods that leave why the rest of the cluster is not known. It returns that if not all verdicts say it.
+func (p *plans) unread(changing []*cluster.Asked, err error) (notes []string) {
+	for _, a := range changing {
+		if !podsLeave(a) {
+			continue
+		}
+		p.ends[a.Name] = judge.Judgement{Unknown: err.Error()}
+		if !strings.HasSuffix(p.verdict(a).String(), ": "+err.Error()) {
+			notes = []string{fmt.Sprintf("whether the pods that leave fit elsewhere is not known: %v", err)}
+		}
+	}
+	return notes
+}
+
+// podsLeave reports whether pods have to leave the node.
+func podsLeave(a *cluster.Asked) bool { return len(a.Answer.Pods)+a.Answer.MorePods > 0 }
 
 // verdict is the one judgement of the request on the node, which every command says.
 func (p *plans) verdict(a *cluster.Asked) show.Verdict {

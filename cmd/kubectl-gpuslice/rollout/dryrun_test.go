@@ -232,9 +232,15 @@ func TestADryRunPromisesNoEndThatIsNotKnown(t *testing.T) {
 		} {
 			w.Start("plan", "gpu-1", "--profile", "research")
 			w.Answers("gpu-1", api.Answer{Steps: []string{"evict"}, Pods: []string{"team/a"}, Patience: api.Duration(time.Hour), Runs: runs})
-			if said, code := w.Ended(); code != cli.ExitUnknown || !strings.HasPrefix(said, want) || !strings.Contains(said, "would begin, and perhaps not end, on 1 node") {
+			if said, code := w.Ended(); code != cli.ExitUnknown || !strings.HasPrefix(said, want) || !strings.Contains(said, "would begin, and perhaps not end, on 1 node") || strings.Count(said, "listing budgets") != 1 {
 				t.Errorf("exit code %d: %s", code, said)
 			}
+		}
+		w.Start("plan", "gpu-1", "gpu-2", "--profile", "research")
+		w.Answers("gpu-1", api.Answer{Steps: []string{"evict"}, Pods: []string{"team/a"}, Patience: api.Duration(time.Hour)})
+		w.Answers("gpu-2", api.Answer{Steps: []string{"create"}, Patience: api.Duration(time.Hour)})
+		if said, code := w.Ended(); code != cli.ExitUnknown || !strings.Contains(said, "\ngpu-2: begins at once\n") {
+			t.Errorf("of a node that no pod has to leave: exit code %d: %s", code, said)
 		}
 		w.Start("plan", "gpu-1", "--profile", "research")
 		w.Answers("gpu-1", api.Answer{Steps: []string{"evict"}, Pods: []string{"team/a"}}) // the agent deletes it in the end
@@ -242,7 +248,7 @@ func TestADryRunPromisesNoEndThatIsNotKnown(t *testing.T) {
 		if said, code := w.Ended(); code != 0 || !strings.HasPrefix(said, want) {
 			t.Errorf("exit code %d: %s", code, said)
 		}
-	}, agenttest.GPU("gpu-1"))
+	}, agenttest.GPU("gpu-1"), agenttest.GPU("gpu-2"))
 }
 
 func TestWhatOthersWroteIntoAnAnswerMovesNoCursor(t *testing.T) {
