@@ -236,7 +236,7 @@ func PlannedPod(p holders.Pod) plan.Pod {
 	}
 }
 
-// PassesFence reports whether a pod in its place tolerates the fence: the agent may evict one after the other.
+// PassesFence reports whether a successor of the pod may start behind the fence.
 func PassesFence(p holders.Pod) bool {
 	return passesCordon(p) && holders.Tolerates(p.Tolerations, FenceTaint())
 }

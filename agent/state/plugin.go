@@ -24,7 +24,7 @@ import (
 // PluginConfig is the config of the node's device plugin, and how the agent gives it another one.
 type PluginConfig struct {
 	Read     bool            // the observation has read it; otherwise nothing else here is known
-	Foretold bool            // the node's labels name a config that no user has requested yet
+	Foretold bool            // the labels of a preview name another config than the node's own labels
 	Method   config.Handover // empty if the agent knows none
 	NoMethod string          // why it knows none
 	Text     string          // of the config file; by label, the label's value

@@ -99,7 +99,7 @@ func (s *Stalled) Unwrap() error { return s.Cause }
 // ErrPlanAgain means that a step has only amended the journal. The next pass begins at once and plans by it; the agent reports nothing as done.
 var ErrPlanAgain = errors.New("the journal is amended")
 
-// NoHolderError is of a GPU that is in use, although no process that the agent can find holds it.
+// NoHolderError says that a GPU is in use, although the agent finds no process that holds it.
 type NoHolderError struct{ Err error }
 
 // Error is the text of the cause.

@@ -45,8 +45,8 @@ type Verdict struct {
 }
 
 // Judge returns the verdict on a request. The agent has asked its own gates for the answer. The command has looked at the rest of the cluster: stuck is why not
-// all the pods would leave, and unknown is why that is not known. Both are empty if all would leave, or if the command has not looked. An agent whose answer has
-// no patience deletes at the deadline the pods that are still there.
+// all the pods would leave, and unknown is why that is not known. Both are empty if all would leave, or if the command has not looked. If the answer
+// has no patience, the agent deletes at the deadline the pods that are still there.
 func Judge(a *api.Answer, stuck, unknown string) Verdict {
 	switch {
 	case a.Refused != "" && a.Reason == "": // its observation has failed, which may pass

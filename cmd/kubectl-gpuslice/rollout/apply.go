@@ -206,7 +206,8 @@ func (a *application) writes(n *corev1.Node, w cluster.Target) bool {
 	return n.Labels[w.Label] != w.Name || len(a.allowed()) > 0 || waitsForUser(n)
 }
 
-// label sets the label on each node, and says what becomes of it. It returns the nodes that refuse it, and reports those that were deleted in between.
+// label sets the label on each node, and prints what becomes of it. It returns the nodes that have the label, and the names of those that refuse it. Nodes that
+// were deleted in between are in neither list.
 func (a *application) label(ctx context.Context, client kube.Interface, nodes []corev1.Node, p *plans, out *cli.Printer) (asked []*followed, refused []string, err error) {
 	w := p.target
 	var lines said
