@@ -51,10 +51,11 @@ func (o *options) plan() *cobra.Command {
 		Use:   "plan",
 		Short: "Print what a config would do to this node, or why it cannot be; changes nothing",
 		Long: `Prints what a config would do to this node: first whether the agent would begin it at once, by its own gates, then the GPUs before and after
-and the steps between them. It changes nothing.
+and the steps between them. It changes nothing. It looks at this node alone: kubectl gpuslice plan also checks whether the pods that leave have a
+place on other nodes.
 
-Exit codes: 0 it would begin at once, or there is nothing to do; 4 it would be refused or held up; 1 anything else. With --offline nothing
-is asked, and there is no verdict.`,
+Exit codes: 0 it would begin at once, or there is nothing to do; 4 it would be refused or held up; 5 it would begin, and this node shows that it
+may not end; 1 anything else. With --offline nothing is asked, and there is no verdict.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			w.files = append(w.files, profiles...)
