@@ -162,7 +162,7 @@ func TestNoChangeIsCheaper(t *testing.T) {
 			if fewest {
 				cost = got.Cost.Pods
 			}
-			least, can := solver{}.least(gpus, asks, fewest)
+			least, can := solver{}.least(gpus, asks, priceOn(gpus, fewest))
 			if ok != can || ok && cost != least {
 				t.Fatalf("%v on %s, fewest pods %t: found %t at cost %d, brute force %t at %d\n%s", asks, model, fewest, ok, cost, can, least, describe(gpus))
 			}
@@ -189,41 +189,12 @@ func carriesOut(t *testing.T, gpus []demand.GPU, asks demand.Want, got demand.Re
 	t.Helper()
 	left := maps.Clone(asks)
 	for i := range gpus {
-		g := &gpus[i]
-		at := slices.IndexFunc(got.Cuts, func(c demand.Cut) bool { return c.GPU == i })
-		stays := func(pods []string) bool {
-			return slices.ContainsFunc(pods, func(p string) bool { return !slices.Contains(got.Pods, p) })
+		request := (*nvml.Request)(nil)
+		if at := slices.IndexFunc(got.Cuts, func(c demand.Cut) bool { return c.GPU == i }); at >= 0 {
+			request = &got.Cuts[at].Request
 		}
-		if at < 0 {
-			if !g.Enabled && !stays(g.All) {
-				left[demand.Whole]--
-			}
-			for _, i := range g.Instances {
-				if !stays(g.On[i.Start]) {
-					left[i.Profile]--
-				}
-			}
-			continue
-		}
-		request := got.Cuts[at].Request
-		if !request.MIG {
-			left[demand.Whole]--
-			continue
-		}
-		s, err := nvml.Solve(g.GPU, request.Devices)
-		if err != nil {
-			t.Fatalf("%v: %v", request, err)
-		}
-		for _, p := range s.Destroy {
-			if stays(g.On[p.Start]) {
-				t.Fatalf("%v takes %v from %v, who is not in %v\n%s", request, p, g.On[p.Start], got.Pods, describe(gpus))
-			}
-		}
-		for _, p := range s.Target {
-			kept := slices.Contains(s.Keep, p)
-			if !kept || !stays(g.On[p.Start]) {
-				left[p.Profile]--
-			}
+		for _, kind := range available(t, &gpus[i], request, got.Pods) {
+			left[kind]--
 		}
 	}
 	for kind, n := range left {
@@ -231,6 +202,38 @@ func carriesOut(t *testing.T, gpus []demand.GPU, asks demand.Want, got demand.Re
 			t.Fatalf("%d of %s are missing after %s\n%s", n, kind, cuts(got, true), describe(gpus))
 		}
 	}
+}
+
+// available are the devices of a GPU that no pod has once these have left and the request, if there is one, is carried out.
+func available(t *testing.T, g *demand.GPU, request *nvml.Request, leave []string) (out []string) {
+	t.Helper()
+	stays := func(pods []string) bool {
+		return slices.ContainsFunc(pods, func(p string) bool { return !slices.Contains(leave, p) })
+	}
+	switch {
+	case request == nil && !g.Enabled && stays(g.All):
+		return nil
+	case request == nil && !g.Enabled, request != nil && !request.MIG:
+		return []string{demand.Whole}
+	}
+	s := nvml.Solution{Target: g.Geometry(), Keep: g.Geometry()}
+	if request != nil {
+		var err error
+		if s, err = nvml.Solve(g.GPU, request.Devices); err != nil {
+			t.Fatalf("%v: %v", request, err)
+		}
+	}
+	for _, p := range s.Destroy {
+		if stays(g.On[p.Start]) {
+			t.Fatalf("%v takes %v from %v, who is not in %v", request, p, g.On[p.Start], leave)
+		}
+	}
+	for _, p := range s.Target {
+		if !slices.Contains(s.Keep, p) || !stays(g.On[p.Start]) {
+			out = append(out, p.Profile)
+		}
+	}
+	return out
 }
 
 func describe(gpus []demand.GPU) string {
@@ -308,8 +311,10 @@ func (c solver) solve(i int, g *demand.GPU, counts map[string]int) *nvml.Solutio
 	return c[key]
 }
 
-// least is the least cost over all ways to divide what is wanted among the GPUs, and all places on each.
-func (c solver) least(gpus []demand.GPU, asks demand.Want, fewest bool) (int, bool) {
+// price is the cost of pods that leave.
+type price func(pods map[string]bool) int
+
+func priceOn(gpus []demand.GPU, fewest bool) price {
 	total := map[string]int{}
 	for _, g := range gpus {
 		for _, p := range g.All {
@@ -321,7 +326,7 @@ func (c solver) least(gpus []demand.GPU, asks demand.Want, fewest bool) (int, bo
 			}
 		}
 	}
-	price := func(pods map[string]bool) (n int) {
+	return func(pods map[string]bool) (n int) {
 		for p := range pods {
 			if fewest {
 				n++
@@ -331,39 +336,42 @@ func (c solver) least(gpus []demand.GPU, asks demand.Want, fewest bool) (int, bo
 		}
 		return n
 	}
-	kinds := slices.Sorted(maps.Keys(asks))
-	var rest func(i int, left demand.Want) (int, bool)
-	rest = func(i int, left demand.Want) (int, bool) {
-		if i == len(gpus) {
-			for _, n := range left {
-				if n > 0 {
-					return 0, false
-				}
-			}
-			return 0, true
-		}
-		best, can := 0, false
-		for _, part := range parts(kinds, left) {
-			here, ok := c.onGPU(i, &gpus[i], part, price)
-			if !ok {
-				continue
-			}
-			less := maps.Clone(left)
-			for k, n := range part {
-				less[k] -= n
-			}
-			if after, ok := rest(i+1, less); ok && (!can || here+after < best) {
-				best, can = here+after, true
-			}
-		}
-		return best, can
-	}
-	return rest(0, asks)
 }
 
-func parts(kinds []string, left demand.Want) []demand.Want {
+// least is the least cost over all ways to divide what is wanted among the GPUs, and all requests for each.
+func (c solver) least(gpus []demand.GPU, asks demand.Want, of price) (int, bool) {
+	return c.rest(gpus, 0, asks, of)
+}
+
+// rest is least for the GPUs from the i-th on.
+func (c solver) rest(gpus []demand.GPU, i int, left demand.Want, of price) (best int, can bool) {
+	if i == len(gpus) {
+		for _, n := range left {
+			if n > 0 {
+				return 0, false
+			}
+		}
+		return 0, true
+	}
+	for _, part := range parts(left) {
+		here, ok := c.onGPU(i, &gpus[i], part, of)
+		if !ok {
+			continue
+		}
+		less := maps.Clone(left)
+		for k, n := range part {
+			less[k] -= n
+		}
+		if after, ok := c.rest(gpus, i+1, less, of); ok && (!can || here+after < best) {
+			best, can = here+after, true
+		}
+	}
+	return best, can
+}
+
+func parts(left demand.Want) []demand.Want {
 	out := []demand.Want{{}}
-	for _, k := range kinds {
+	for _, k := range slices.Sorted(maps.Keys(left)) {
 		var next []demand.Want
 		for _, w := range out {
 			for n := range left[k] + 1 {
@@ -378,19 +386,16 @@ func parts(kinds []string, left demand.Want) []demand.Want {
 }
 
 // onGPU requests every set of instances that are there, together with what is wanted.
-func (c solver) onGPU(number int, g *demand.GPU, part demand.Want, price func(map[string]bool) int) (int, bool) {
-	instances := 0
-	for k, n := range part {
-		if k != demand.Whole {
-			instances += n
-		}
-	}
+func (c solver) onGPU(number int, g *demand.GPU, part demand.Want, of price) (best int, can bool) {
+	instances := maps.Clone(part)
+	delete(instances, demand.Whole)
+	maps.DeleteFunc(instances, func(_ string, n int) bool { return n == 0 })
 	leave := map[string]bool{}
 	for _, p := range g.All {
 		leave[p] = true
 	}
 	switch {
-	case part[demand.Whole] > 1 || part[demand.Whole] == 1 && instances > 0:
+	case part[demand.Whole] > 1 || part[demand.Whole] == 1 && len(instances) > 0:
 		return 0, false
 	case part[demand.Whole] == 1:
 		for _, pods := range g.On {
@@ -398,45 +403,45 @@ func (c solver) onGPU(number int, g *demand.GPU, part demand.Want, price func(ma
 				leave[p] = true
 			}
 		}
-		return price(leave), true
-	case instances == 0:
+		return of(leave), true
+	case len(instances) == 0:
 		return 0, true
 	}
-	best, can := 0, false
 	for set := range 1 << len(g.Instances) {
-		counts := map[string]int{}
+		counts := map[string]int(maps.Clone(instances))
 		for i, instance := range g.Instances {
 			if set&(1<<i) != 0 {
 				counts[instance.Profile]++
 			}
 		}
-		for k, n := range part {
-			if k != demand.Whole && n > 0 {
-				counts[k] += n
-			}
-		}
-		s := c.solve(number, g, counts)
-		if s == nil {
-			continue
-		}
-		pods, without := maps.Clone(leave), map[string]int{}
-		for _, p := range s.Destroy {
-			for _, pod := range g.On[p.Start] {
-				pods[pod] = true
-			}
-		}
-		for _, p := range s.Target {
-			if len(g.On[p.Start]) == 0 || !slices.Contains(s.Keep, p) {
-				without[p.Profile]++
-			}
-		}
-		enough := true
-		for k, n := range part {
-			enough = enough && (k == demand.Whole || without[k] >= n)
-		}
-		if cost := price(pods); enough && (!can || cost < best) {
-			best, can = cost, true
+		if pods, ok := c.gives(number, g, counts, instances, leave); ok && (!can || of(pods) < best) {
+			best, can = of(pods), true
 		}
 	}
 	return best, can
+}
+
+// gives returns the pods that leave for the request, besides these; false if it does not give the wanted devices.
+func (c solver) gives(number int, g *demand.GPU, counts map[string]int, want demand.Want, leave map[string]bool) (map[string]bool, bool) {
+	s := c.solve(number, g, counts)
+	if s == nil {
+		return nil, false
+	}
+	pods, without := maps.Clone(leave), map[string]int{}
+	for _, p := range s.Destroy {
+		for _, pod := range g.On[p.Start] {
+			pods[pod] = true
+		}
+	}
+	for _, p := range s.Target {
+		if len(g.On[p.Start]) == 0 || !slices.Contains(s.Keep, p) {
+			without[p.Profile]++
+		}
+	}
+	for k, n := range want {
+		if without[k] < n {
+			return nil, false
+		}
+	}
+	return pods, true
 }

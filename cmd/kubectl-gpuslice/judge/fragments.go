@@ -110,27 +110,9 @@ func (m *moves) shares(h *hardware, g *demand.GPU) Shares {
 func (m *moves) hasRoom(h *hardware, profile string) HasRoom {
 	out := HasRoom{Profile: profile}
 	for i := range h.gpus {
-		g := &h.gpus[i]
-		if g.Lost || len(g.All) > 0 {
-			continue
-		}
-		held := g.Held()
-		if profile == demand.Whole {
-			if !g.Enabled {
-				out.Idle++
-			}
-			if len(held) == 0 {
-				out.Possible++
-			}
-			continue
-		}
-		for _, i := range g.Instances {
-			if i.Profile == profile && i.Compute == "" && len(g.On[i.Start]) == 0 && !h.dynamic {
-				out.Idle++
-			}
-		}
-		if p, offers := g.Profile(profile); offers {
-			out.Possible += g.Fits(p, held)
+		if g := &h.gpus[i]; !g.Lost && len(g.All) == 0 {
+			out.Idle += h.idle(g, profile)
+			out.Possible += possible(g, profile)
 		}
 	}
 	search := m.search
@@ -142,20 +124,48 @@ func (m *moves) hasRoom(h *hardware, profile string) HasRoom {
 		return out
 	}
 	found = found.Restored(h.gpus)
-	out.Leave, out.Lost, out.Request = found.Pods, found.Cost.Lost, map[int]nvml.Request{}
+	out.Leave, out.Lost = found.Pods, found.Cost.Lost
+	if h.dynamic {
+		return out
+	}
+	out.Request = map[int]nvml.Request{}
 	for _, c := range found.Cuts {
-		if g := &h.gpus[c.GPU]; !h.dynamic {
-			after := demand.GPU{GPU: g.GPU, On: map[int][]string{}}
-			after.Enabled, after.Instances = c.Request.MIG, nil
-			for _, p := range c.After {
-				after.Instances = append(after.Instances, nvml.Instance{Placed: p})
-				if pods := slices.DeleteFunc(slices.Clone(g.On[p.Start]), func(pod string) bool { return slices.Contains(found.Pods, pod) }); slices.Contains(g.Geometry(), p) && len(pods) > 0 {
-					after.On[p.Start] = pods
-				}
-			}
-			out.Cuts = append(out.Cuts, Cut{GPU: g.Index, Slices: g.MemorySlices(), Before: h.instances(g), After: h.instances(&after)})
-			out.Request[g.Index] = c.Request
-		}
+		g := &h.gpus[c.GPU]
+		cut := Cut{GPU: g.Index, Slices: g.MemorySlices(), Before: h.instances(g)}
+		was := *g
+		h.cut(c, found.Pods, "a new pod")
+		cut.After = h.instances(g)
+		*g = was
+		out.Cuts, out.Request[g.Index] = append(out.Cuts, cut), c.Request
 	}
 	return out
+}
+
+// idle is how many free devices of the profile the GPU has now.
+func (h *hardware) idle(g *demand.GPU, profile string) (n int) {
+	if profile == demand.Whole && !g.Enabled {
+		return 1
+	}
+	for _, i := range g.Instances {
+		if i.Profile == profile && i.Compute == "" && len(g.On[i.Start]) == 0 && !h.dynamic { // the driver destroys one that no claim has
+			n++
+		}
+	}
+	return n
+}
+
+// possible is how many devices of the profile the GPU could have beside those of pods.
+func possible(g *demand.GPU, profile string) int {
+	held := g.Held()
+	if profile == demand.Whole {
+		if len(held) == 0 {
+			return 1
+		}
+		return 0
+	}
+	p, offers := g.Profile(profile)
+	if !offers {
+		return 0
+	}
+	return g.Fits(p, held)
 }

@@ -263,36 +263,40 @@ func (m *moves) alikeTo(p *corev1.Pod) *alike {
 // look is what the node has for pods like this one.
 func (m *moves) look(ctx context.Context, c *alike, p *corev1.Pod, i int) *found {
 	n, f := &m.Nodes[i], &c.found[i]
-	if f.looked && f.version == m.version[n.Name] {
-		return f
-	}
-	*f = found{looked: true, version: m.version[n.Name]}
-	needs := m.devices.classes.countable(Requests(p), n)
-	other := corev1.ResourceList{}
-	for name, need := range needs {
-		if !nvml.GPUResource(string(name)) {
-			other[name] = need
+	if !f.looked || f.version != m.version[n.Name] {
+		*f = found{looked: true, version: m.version[n.Name], want: m.hardware[n.Name].named(c.want, n)}
+		if m.admits(ctx, f, p, n) {
+			m.wouldCut(f, n)
 		}
 	}
+	return f
+}
+
+// admits adds whether the node has all that the pod needs now. It returns true if it may lack GPUs alone.
+func (m *moves) admits(ctx context.Context, f *found, p *corev1.Pod, n *corev1.Node) bool {
 	if _, changing := n.Annotations[config.AnnotationJournal]; changing && n.Spec.Unschedulable {
 		f.unknown = fmt.Errorf("%s is being changed", n.Name)
-		return f
+		return false
 	}
+	needs := m.devices.classes.countable(Requests(p), n)
+	other := maps.Clone(needs)
+	maps.DeleteFunc(other, func(name corev1.ResourceName, _ resource.Quantity) bool { return nvml.GPUResource(string(name)) })
 	if f.why = keeps(n, p, m.room.free[n.Name], other); f.why != "" {
-		return f
+		return false
 	}
-	h := m.hardware[n.Name]
 	f.fits = keeps(n, p, m.room.free[n.Name], needs) == ""
-	f.want = h.named(c.want, n)
 	if f.fits && m.devices.classes.asksByClaims(p) {
 		m.byClaims(ctx, f, p, n)
 	}
-	if f.fits || f.why != "" || f.unknown != nil {
-		return f
-	}
+	return !f.fits && f.why == "" && f.unknown == nil
+}
+
+// wouldCut adds the cheapest change of the node after which it has what is wanted.
+func (m *moves) wouldCut(f *found, n *corev1.Node) {
+	h := m.hardware[n.Name]
 	if h.unknown != "" {
 		f.unknown = fmt.Errorf("%s: %s", n.Name, h.unknown)
-		return f
+		return
 	}
 	search := m.search
 	if h.dynamic {
@@ -302,7 +306,6 @@ func (m *moves) look(ctx context.Context, c *alike, p *corev1.Pod, i int) *found
 	if f.can && !h.planned && len(f.recut.Pods) == 0 && (h.dynamic || len(f.recut.Cuts) == 0) {
 		f.can, f.why = false, "devices that it could have are free, and the scheduler gives it none"+m.tainted(n)
 	}
-	return f
 }
 
 // tainted names the taints of the node's devices.
