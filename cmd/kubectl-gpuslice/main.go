@@ -35,4 +35,4 @@ func main() {
 }
 
 // commands are what the plugin can do.
-var commands = []cluster.Command{rollout.Apply, rollout.Plan, rollout.Hold, rollout.Recover, show.Status, show.Top, show.Explain, validate.Command, render.Command, migrate.Command}
+var commands = []cluster.Command{rollout.Apply, rollout.Plan, rollout.Hold, rollout.Recover, show.Status, show.Top, show.Explain, show.Advise, validate.Command, render.Command, migrate.Command}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 
@@ -71,6 +72,15 @@ func (o *Options) Client() (kube.Interface, error) {
 	return kube.New(c)
 }
 
+// Namespace is that of pods which the user names without one, and reports whether the flag --namespace names it.
+func (o *Options) Namespace() (name string, asked bool, err error) {
+	if asked = o.overrides.Context.Namespace != ""; asked || o.Connect != nil {
+		return cmp.Or(o.overrides.Context.Namespace, metav1.NamespaceDefault), asked, nil
+	}
+	name, _, err = clientcmd.NewNonInteractiveDeferredLoadingClientConfig(o.loading, &o.overrides).Namespace()
+	return name, false, err
+}
+
 // Config is how the command reaches the API server.
 func (o *Options) Config() (*rest.Config, error) {
 	c, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(o.loading, &o.overrides).ClientConfig()
@@ -90,6 +100,14 @@ func (a *AgentSettings) Bind(flags *pflag.FlagSet) {
 
 // Load reads the agents' settings. The agents are in the namespace of the flag --namespace.
 func (a *AgentSettings) Load(o *Options) (config.Settings, error) {
+	return a.LoadBeside(cmp.Or(o.overrides.Context.Namespace, AgentNamespace))
+}
+
+// AgentNamespace is where the agents are by the manifests.
+const AgentNamespace = "gpuslice"
+
+// LoadBeside reads the settings of agents in that namespace.
+func (a *AgentSettings) LoadBeside(namespace string) (config.Settings, error) {
 	settings := config.Default()
 	if a.file != "" {
 		var err error
@@ -97,7 +115,7 @@ func (a *AgentSettings) Load(o *Options) (config.Settings, error) {
 			return config.Settings{}, err
 		}
 	}
-	return settings.Beside(cmp.Or(o.overrides.Context.Namespace, "gpuslice")), nil
+	return settings.Beside(namespace), nil
 }
 
 // wrongFiles says what is wrong with the user's kubeconfigs, if none of them names a cluster. The loader passes over missing files, and of others it has a

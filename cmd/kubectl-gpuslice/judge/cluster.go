@@ -29,6 +29,11 @@ type Cluster struct {
 // Read lists what decides where these pods find a place, each by namespace and name. It lists slices, claims and rules only if one of the pods asks by claims.
 // The lists come from the API server's cache, since they may be long.
 func Read(ctx context.Context, client kube.Interface, pods []string) (*Cluster, error) {
+	return ReadFor(ctx, client, func(p *corev1.Pod) bool { return slices.Contains(pods, p.Namespace+"/"+p.Name) })
+}
+
+// ReadFor is Read for pods that their state shows.
+func ReadFor(ctx context.Context, client kube.Interface, asked func(p *corev1.Pod) bool) (*Cluster, error) {
 	var c Cluster
 	cached := metav1.ListOptions{ResourceVersion: "0"}
 	nodes, err := client.Nodes().List(ctx, cached)
@@ -44,12 +49,12 @@ func Read(ctx context.Context, client kube.Interface, pods []string) (*Cluster, 
 		return nil, fmt.Errorf("listing budgets: %w", err)
 	}
 	c.Nodes, c.Pods, c.Budgets = nodes.Items, running.Items, budgets.Items
-	c.Unknown = c.readDevices(ctx, client, pods)
+	c.Unknown = c.readDevices(ctx, client, asked)
 	return &c, nil
 }
 
 // readDevices lists the DeviceClasses, and the rest if one of the pods asks by claims. An API server without DRA has none.
-func (c *Cluster) readDevices(ctx context.Context, client kube.Interface, pods []string) error {
+func (c *Cluster) readDevices(ctx context.Context, client kube.Interface, asked func(p *corev1.Pod) bool) error {
 	cached := metav1.ListOptions{ResourceVersion: "0"}
 	list, err := client.DeviceClasses().List(ctx, cached)
 	switch {
@@ -60,7 +65,7 @@ func (c *Cluster) readDevices(ctx context.Context, client kube.Interface, pods [
 		c.Classes = list.Items
 	}
 	by := classesOf(c.Classes)
-	if !slices.ContainsFunc(c.Pods, func(p corev1.Pod) bool { return slices.Contains(pods, p.Namespace+"/"+p.Name) && by.asksByClaims(&p) }) {
+	if !slices.ContainsFunc(c.Pods, func(p corev1.Pod) bool { return asked(&p) && by.asksByClaims(&p) }) {
 		return nil
 	}
 	published, err := client.ResourceSlices().List(ctx, cached)

@@ -1,4 +1,4 @@
-// Package show has the commands that show what agents report: status, top and explain.
+// Package show has the commands that show what agents report: status, top and explain; and advise, which shows what follows from it for pending pods.
 package show
 
 import (

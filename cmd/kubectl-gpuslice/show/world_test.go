@@ -20,7 +20,7 @@ func TestMain(m *testing.M) {
 
 type world = agenttest.World
 
-var commands = []cluster.Command{Status, Top, Explain}
+var commands = []cluster.Command{Status, Top, Explain, Advise}
 
 // inWorld runs a test of the commands.
 func inWorld(t *testing.T, test func(w *world), nodes ...func() *corev1.Node) {

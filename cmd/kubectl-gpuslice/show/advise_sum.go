@@ -1,0 +1,261 @@
+package show
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
+
+	"github.com/gpuslice/gpuslice/cmd/internal/cli"
+	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/cluster"
+	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/judge"
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/catalog"
+	"github.com/gpuslice/gpuslice/config/sanitize"
+	"github.com/gpuslice/gpuslice/nvml"
+)
+
+// advised is what advise prints.
+type advised struct {
+	Moves     []adviceFor `json:"moves"`
+	Proposals []proposal  `json:"proposals"`
+	Waiting   []waiting   `json:"waiting"`
+	Notes     []string    `json:"notes,omitempty"`
+
+	none    string        // that no pod is pending; empty if one is
+	silent  []string      // nodes with silent agents
+	longest time.Duration // for how long one of these has been silent
+}
+
+// adviceFor is what one pod needs, and how to ask for it.
+type adviceFor struct {
+	judge.Move
+
+	Config    string `json:"config,omitempty"`    // the name that spells the change out
+	Command   string `json:"command,omitempty"`   // asks for it
+	Scheduler string `json:"scheduler,omitempty"` // what the scheduler says of the pod
+
+	namespace string
+	whatIf    bool // the pod is not there
+}
+
+// proposal is one change of a node that serves several pods.
+type proposal struct {
+	Node    string `json:"node"`
+	Config  string `json:"config"`
+	Command string `json:"command"`
+	Pods    int    `json:"pods"`       // that run after it
+	Leave   int    `json:"leave"`      // pods that have to leave
+	Lost    int    `json:"slicesLost"` // memory slices that these have
+	// Begins is when the change may begin; zero for now, or where it never may.
+	Begins time.Time `json:"begins,omitzero"`
+}
+
+// waiting are the pods of a namespace that wait for a resource.
+type waiting struct {
+	Resource  string    `json:"resource"`
+	Namespace string    `json:"namespace"`
+	Pods      int       `json:"pods"`
+	Oldest    time.Time `json:"oldest"`
+}
+
+func (out *advised) note(format string, args ...any) {
+	out.Notes = append(out.Notes, sanitize.Message(fmt.Sprintf(format, args...), sanitize.Longest))
+}
+
+const noSpelling = "no label can spell this change: carry out the changes before it, and ask again"
+
+// command adds the config that spells the change out, and the command that asks for it.
+func (m *adviceFor) command(n *corev1.Node) {
+	if len(m.Cuts) == 0 || n == nil {
+		return
+	}
+	profile := n.Labels[config.LabelProfile]
+	name, ok := catalog.Spell(beside(m.Request, cmp.Or(profile, n.Labels[config.LabelMIGConfig])))
+	if !ok { // GPUs that the name leaves out stay as they are
+		name, ok = catalog.Spell(m.Request)
+	}
+	if !ok || len(validation.IsDNS1123Subdomain(n.Name)) > 0 {
+		m.Notes = append(slices.Clip(m.Notes), noSpelling)
+		return
+	}
+	m.Config, m.Command = name, fmt.Sprintf("kubectl gpuslice apply %s --mig-config %s", n.Name, name)
+	if profile != "" {
+		m.Command = fmt.Sprintf("kubectl gpuslice apply %s --profile %s", n.Name, name)
+		if !catalog.IsSpelled(profile) {
+			m.Notes = append(slices.Clip(m.Notes), fmt.Sprintf("the command takes node %s out of profile %s: the labels and taints of that go", n.Name, profile))
+		}
+	}
+}
+
+// beside are the requests, and those of the label's present name for other GPUs.
+func beside(requests map[int]nvml.Request, label string) map[int]nvml.Request {
+	if !catalog.IsSpelled(label) {
+		return requests
+	}
+	present, err := catalog.Spelled(label)
+	if err != nil {
+		return requests
+	}
+	out := maps.Clone(requests)
+	for _, rule := range present {
+		for _, index := range rule.Indices {
+			if _, named := requests[index]; !named {
+				out[index] = nvml.Request{MIG: rule.MIG, Devices: rule.Devices}
+			}
+		}
+	}
+	return out
+}
+
+// mostNotes bounds the lists of one pod.
+const mostNotes = 16
+
+// sanitize makes the texts fit to be shown: users write them, and any user who can write a node can write its status.
+func (m *adviceFor) sanitize() {
+	m.Pod, m.Node = sanitize.Cut(m.Pod, 2*longestPod), sanitize.Cut(m.Node, longestPod)
+	m.Reason = sanitize.Message(m.Reason, sanitize.Longest)
+	m.Requests, m.Budgets, m.Notes = bounded(m.Requests), bounded(m.Budgets), bounded(m.Notes)
+	m.Leave = names(m.Leave)
+	m.Cuts = slices.Clone(m.Cuts)
+	for i := range m.Cuts {
+		c := &m.Cuts[i]
+		c.Before, c.After = drawable(c.Before), drawable(c.After)
+	}
+}
+
+func bounded(texts []string) (out []string) {
+	for _, t := range texts[:min(len(texts), mostNotes)] {
+		out = append(out, sanitize.Message(t, sanitize.Longest))
+	}
+	return out
+}
+
+func names(pods []string) (out []string) {
+	for _, p := range pods {
+		out = append(out, sanitize.Cut(p, 2*longestPod))
+	}
+	return out
+}
+
+func drawable(instances []judge.Instance) []judge.Instance {
+	out := slices.Clone(instances)
+	for i := range out {
+		out[i].Is, out[i].Pods = sanitize.Cut(out[i].Is, cluster.LongestWord), names(out[i].Pods)
+	}
+	return out
+}
+
+// sum adds the proposals, and who waits for what.
+func (out *advised) sum() {
+	nodes := map[string]*nodeSum{}
+	var order []string
+	waits := map[waiting]*waiting{}
+	for i := range out.Moves {
+		m := &out.Moves[i]
+		if len(m.Cuts) > 0 {
+			s := nodes[m.Node]
+			if s == nil {
+				s = &nodeSum{}
+				nodes[m.Node], order = s, append(order, m.Node)
+			}
+			s.add(m)
+		}
+		for _, r := range m.Requests {
+			if name := resourceOf(r); !m.whatIf {
+				key := waiting{Resource: name, Namespace: sanitize.Cut(m.namespace, longestPod)}
+				w := waits[key]
+				if w == nil {
+					w = &waiting{Resource: key.Resource, Namespace: key.Namespace, Oldest: m.Since}
+					waits[key] = w
+				}
+				w.Pods++
+				if m.Since.Before(w.Oldest) {
+					w.Oldest = m.Since
+				}
+			}
+		}
+	}
+	for _, name := range order {
+		if p := nodes[name].spelled; p.Command != "" {
+			out.Proposals = append(out.Proposals, p)
+		}
+	}
+	slices.SortStableFunc(out.Proposals, func(a, b proposal) int { return cmp.Or(cmp.Compare(b.Pods, a.Pods), cmp.Compare(a.Lost, b.Lost)) })
+	for _, w := range waits {
+		out.Waiting = append(out.Waiting, *w)
+	}
+	slices.SortFunc(out.Waiting, func(a, b waiting) int {
+		return cmp.Or(cmp.Compare(b.Pods, a.Pods), cmp.Compare(a.Resource, b.Resource), cmp.Compare(a.Namespace, b.Namespace))
+	})
+}
+
+// nodeSum is what the moves of a node come to.
+type nodeSum struct {
+	pods, lost int
+	leave      map[string]bool
+	spelled    proposal // by the last move that a label can spell
+}
+
+func (s *nodeSum) add(m *adviceFor) {
+	if s.leave == nil {
+		s.leave = map[string]bool{}
+	}
+	s.pods++
+	s.lost += m.Lost
+	for _, p := range m.Leave {
+		s.leave[p] = true
+	}
+	if m.Command != "" {
+		s.spelled = proposal{Node: m.Node, Config: m.Config, Command: m.Command, Pods: s.pods, Leave: len(s.leave), Lost: s.lost, Begins: m.Begins}
+	}
+}
+
+// resourceOf is the resource of a request, as "nvidia.com/mig-3g.40gb 1".
+func resourceOf(request string) string {
+	if at := strings.LastIndex(request, " "); at > 0 {
+		return request[:at]
+	}
+	return request
+}
+
+// none reports whether nothing that is known lets the pod run.
+func (m *adviceFor) none() bool {
+	switch m.Verdict {
+	case judge.TooLarge, judge.Gated, judge.NotGPU:
+		return true
+	case judge.NeedsDrain:
+		return m.Node == ""
+	case judge.NeedsWindow:
+		return m.Begins.IsZero()
+	default:
+		return false
+	}
+}
+
+// verdict is the error that the command ends with; nil if each pod can run.
+func (out *advised) verdict() error {
+	none, unknown := 0, 0
+	for i := range out.Moves {
+		switch m := &out.Moves[i]; {
+		case m.none():
+			none++
+		case m.Verdict == judge.NotKnown:
+			unknown++
+		}
+	}
+	switch {
+	case none > 0:
+		return &cli.ExitError{Code: cli.ExitHeldUp, Err: fmt.Errorf("no change of geometry lets %s run", cli.Counted(none, "pod"))}
+	case unknown > 0:
+		return &cli.ExitError{Code: cli.ExitUnknown, Err: errors.New("what " + cli.Counted(unknown, "pod") + " would need is not known")}
+	default:
+		return nil
+	}
+}
