@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -63,5 +64,27 @@ func TestAKubeconfigThatNamesNoClusterIsNamed(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+func TestTheNamespaceIsThatOfKubectl(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "config")
+	const text = "apiVersion: v1\nkind: Config\nclusters: [{name: a, cluster: {server: 'https://127.0.0.1:1'}}]\n" +
+		"contexts: [{name: c, context: {cluster: a, namespace: team}}, {name: d, context: {cluster: a}}]\ncurrent-context: c\n"
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("KUBECONFIG", file)
+	for args, want := range map[string]string{"": "team false", "-n other": "other true", "--context d": "default false", "--context d -n other": "other true"} {
+		var o Options
+		flags := pflag.NewFlagSet("", pflag.ContinueOnError)
+		o.bind(flags)
+		if err := flags.Parse(strings.Fields(args)); err != nil {
+			t.Fatal(err)
+		}
+		name, asked, err := o.Namespace()
+		if got := fmt.Sprint(name, " ", asked); got != want || err != nil {
+			t.Errorf("%q: %s, %v; want %s", args, got, err, want)
+		}
 	}
 }

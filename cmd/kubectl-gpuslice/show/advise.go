@@ -80,6 +80,10 @@ went wrong; 130 interrupted.`,
 			if err := a.check(); err != nil {
 				return err
 			}
+			client, err := o.Client()
+			if err != nil {
+				return err
+			}
 			namespace, only, err := o.Namespace()
 			if err != nil {
 				return fmt.Errorf("finding the namespace: %w", err)
@@ -88,10 +92,6 @@ went wrong; 130 interrupted.`,
 				a.only = namespace
 			}
 			settings, err := a.settings.LoadBeside(cluster.AgentNamespace) // the flag --namespace is that of the pods
-			if err != nil {
-				return err
-			}
-			client, err := o.Client()
 			if err != nil {
 				return err
 			}

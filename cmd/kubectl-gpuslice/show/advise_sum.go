@@ -227,16 +227,8 @@ func resourceOf(request string) string {
 
 // none reports whether nothing that is known lets the pod run.
 func (m *adviceFor) none() bool {
-	switch m.Verdict {
-	case judge.TooLarge, judge.Gated, judge.NotGPU:
-		return true
-	case judge.NeedsDrain:
-		return m.Node == ""
-	case judge.NeedsWindow:
-		return m.Begins.IsZero()
-	default:
-		return false
-	}
+	never := []judge.Verdict{judge.TooLarge, judge.Gated, judge.NotGPU}
+	return slices.Contains(never, m.Verdict) || m.Verdict == judge.NeedsDrain && m.Node == "" || m.Verdict == judge.NeedsWindow && m.Begins.IsZero()
 }
 
 // verdict is the error that the command ends with; nil if each pod can run.

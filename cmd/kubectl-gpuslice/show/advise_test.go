@@ -1,19 +1,35 @@
 package show
 
 import (
+	"cmp"
+	"errors"
 	"fmt"
+	"os"
 	"strings"
 	"testing"
 	"time"
+	"unicode"
+
+	gocmp "github.com/google/go-cmp/cmp"
+	"github.com/jedib0t/go-pretty/v6/text"
 
 	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	k8stesting "k8s.io/client-go/testing"
 
 	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/cluster"
+	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/judge"
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/nvml"
 	"github.com/gpuslice/gpuslice/test/agenttest"
+	"github.com/gpuslice/gpuslice/test/clientset"
 )
 
 // h100 is what an agent reports of the model.
@@ -116,19 +132,370 @@ func (w adviser) advises(args ...string) (said string, code int) {
 
 const mig3 = "nvidia.com/mig-3g.40gb"
 
-// Each pod counts on the changes for those before it.
-func TestAdviceForPendingPods(t *testing.T) {
+// screen is a pool whose pods wait, and the agents' maintenance file.
+func (w adviser) screen() {
+	w.pool("gpu-1", "3g.40gb@0:team-a/train-7 2g.20gb@4:team-b/serve-0 1g.10gb@6:team-b/notebook-1")
+	w.pool("gpu-2", "off:team-a/whole-0", "1g.10gb@0:team-a/small-0 1g.10gb@1 1g.10gb@4")
+	w.pool("gpu-3", "off")
+	w.Edit("gpu-2", func(n *corev1.Node) { n.Labels[config.LabelProfile] = "research" })
+	w.Edit("gpu-3", func(n *corev1.Node) { n.Labels["night"] = "true" })
+	w.maintenance(`
+apiVersion: gpuslice.io/v1alpha1
+kind: Maintenance
+pools:
+- {name: night, selector: night=true, windows: [{days: [Mon], start: "22:00", duration: 4h}]}
+`)
+	w.budget("team-a", 0)
+	w.pod("team-a/trainer-0", mig3)
+	w.pod("team-a/trainer-1", mig3, func(p *corev1.Pod) { p.CreationTimestamp = metav1.NewTime(time.Now().Add(-2 * time.Minute)) })
+	w.pod("team-b/gated-0", mig3, func(p *corev1.Pod) {
+		p.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: "kueue.x-k8s.io/admission"}}
+		p.Status.Conditions[0].Reason, p.Status.Conditions[0].Message = "SchedulingGated", "Scheduling is blocked due to non-empty scheduling gates"
+	})
+}
+
+// maintenance writes the agents' file.
+func (w adviser) maintenance(file string) {
+	w.T.Helper()
+	m := &corev1.ConfigMap{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "gpuslice", Name: config.DefaultMaintenance}, Data: map[string]string{config.DefaultMaintenanceKey: file},
+	}
+	if _, err := w.Client.CoreV1().ConfigMaps("gpuslice").Create(w.T.Context(), m, metav1.CreateOptions{}); err != nil {
+		w.T.Fatal(err)
+	}
+}
+
+// budget lets so many pods of the namespace go.
+func (w adviser) budget(namespace string, allowed int32) {
+	w.T.Helper()
+	b := &policyv1.PodDisruptionBudget{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "all"}, Spec: policyv1.PodDisruptionBudgetSpec{Selector: &metav1.LabelSelector{}},
+		Status: policyv1.PodDisruptionBudgetStatus{DisruptionsAllowed: allowed, DesiredHealthy: 3, CurrentHealthy: 3},
+	}
+	if _, err := w.Client.PolicyV1().PodDisruptionBudgets(namespace).Create(w.T.Context(), b, metav1.CreateOptions{}); err != nil {
+		w.T.Fatal(err)
+	}
+}
+
+// more makes pods beside those of the screen, so that a table shows them.
+func (w adviser) more() {
+	w.pod("team-b/huge-with-a-name-that-is-so-long-that-no-line-of-eighty-columns-has-room-for-it-all", "nvidia.com/mig-4g.71gb")
+	for i := range 3 {
+		w.pod(fmt.Sprintf("team-c/notebook-%d", i), "nvidia.com/mig-1g.10gb")
+	}
+}
+
+// read is what the command finds.
+func (w adviser) read(a *advice) *advised {
+	w.T.Helper()
+	a.now, a.namespace = time.Now(), "default"
+	out, err := a.read(w.T.Context(), clientset.Of(w.Client), config.Default().Beside(cluster.AgentNamespace).Maintenance)
+	if err != nil {
+		w.T.Fatal(err)
+	}
+	return out
+}
+
+func TestScreensOfAdvice(t *testing.T) {
+	text.EnableColors()
+	t.Cleanup(text.DisableColors)
 	inPool(t, func(w adviser) {
-		w.pool("gpu-1", "3g.40gb@0:team-a/train 2g.20gb@4:team-b/serve 1g.10gb@6:team-b/note")
-		w.pool("gpu-2", "1g.10gb@0:team-a/small 1g.10gb@1 1g.10gb@4")
-		w.pod("team-a/trainer-0", mig3)
-		said, code := w.advises()
-		if code != 0 || !strings.Contains(said, "  $ kubectl gpuslice apply gpu-2 --mig-config gpu0_3g.40gb_2x1g.10gb\n") {
-			t.Errorf("exit code %d:\n%s", code, said)
+		w.screen()
+		few := w.read(&advice{})
+		w.more()
+		many := w.read(&advice{whatIf: map[string]int{"3g.40gb": 2, "gpu": 1}, pending: true})
+		for _, width := range []int{160, 80} {
+			for name, out := range map[string]*advised{"advise": few, "advise-many": many} {
+				plain, err := out.text("", paper{width: width, now: time.Now()})
+				if err != nil {
+					t.Fatal(err)
+				}
+				golden(t, fmt.Sprintf("testdata/%s-%d.txt", name, width), plain)
+				for line := range strings.SplitSeq(plain, "\n") {
+					if n := text.StringWidthWithoutEscSequences(line); n > width && !strings.Contains(line, "$ kubectl") {
+						t.Errorf("%s: %d columns: %s", name, n, line)
+					}
+				}
+				if coloured, err := out.text("", paper{width: width, colour: true, now: time.Now()}); err != nil || coloured == plain || text.StripEscape(coloured) != plain {
+					t.Errorf("%s: colours say something that the words do not, or there are none: %v\n%s", name, err, coloured)
+				}
+			}
 		}
-		w.pod("team-b/huge", "nvidia.com/mig-4g.71gb")
-		if said, code := w.advises(); code != 4 || !strings.Contains(said, "team-b/huge  TooLarge\n") {
-			t.Errorf("exit code %d:\n%s", code, said)
+		for _, format := range []string{formatJSON, formatYAML} {
+			said, err := many.text(format, paper{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			golden(t, "testdata/advise."+format, said)
 		}
 	})
+}
+
+// The page of the command shows what the command says.
+func TestTheExampleOfThePageIsWhatAdviseSays(t *testing.T) {
+	page, err := os.ReadFile("../README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	inPool(t, func(w adviser) {
+		w.screen()
+		said, _ := w.advises("team-a/trainer-1")
+		if example := "$ kubectl gpuslice advise team-a/trainer-1\n" + said; !strings.Contains(string(page), example) {
+			t.Errorf("the page lacks:\n%s", example)
+		}
+	})
+}
+
+func TestAdvice(t *testing.T) {
+	forbidden := func(verb, resource string) func(w adviser) {
+		return func(w adviser) {
+			w.Client.PrependReactor(verb, resource, func(a k8stesting.Action) (bool, runtime.Object, error) {
+				if resource == "pods" && a.GetNamespace() != "" {
+					return false, nil, nil
+				}
+				return true, nil, apierrors.NewForbidden(schema.GroupResource{Resource: resource}, "", errors.New("no"))
+			})
+		}
+	}
+	then := func(all ...func(w adviser)) func(w adviser) {
+		return func(w adviser) {
+			for _, f := range all {
+				f(w)
+			}
+		}
+	}
+	idle := func(w adviser) { w.pool("gpu-1", "1g.10gb@0 1g.10gb@4") }
+	edit := func(change func(n *corev1.Node)) func(w adviser) { return func(w adviser) { w.Edit("gpu-1", change) } }
+	waits := func(w adviser) { w.pod("team/a", mig3) }
+	gate := func(p *corev1.Pod) { p.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: "example.com/wait"}} }
+	silent := func(w adviser) {
+		w.Edit("gpu-1", func(n *corev1.Node) {
+			n.Status.Conditions[0].LastHeartbeatTime = metav1.NewTime(time.Now().Add(-time.Hour))
+		})
+	}
+	taint := func(key string) func(w adviser) {
+		return edit(func(n *corev1.Node) { n.Spec.Taints = []corev1.Taint{{Key: key, Effect: corev1.TaintEffectNoSchedule}} })
+	}
+	cut := "$ kubectl gpuslice apply gpu-1 --mig-config gpu0_3g.40gb_1g.10gb\n"
+	for name, row := range map[string]struct {
+		build func(w adviser)
+		args  string
+		code  int
+		says  []string
+		not   string
+	}{
+		"nothing waits":         {build: idle, says: []string{"no pod that requests a GPU is pending\n"}},
+		"nothing waits there":   {build: then(idle, waits), args: "-n other", says: []string{"no pod that requests a GPU is pending in namespace other\n"}},
+		"a change":              {build: then(idle, waits), says: []string{"team/a  NeedsRecut\n", cut, "the scheduler says: 0/2 nodes are available"}},
+		"by its name":           {build: then(idle, waits), args: "pod/a -n team", says: []string{cut}},
+		"by all of its name":    {build: then(idle, waits), args: "team/a", says: []string{cut}},
+		"by its label":          {build: then(idle, waits, func(w adviser) { w.pod("team/b", mig3) }), args: "-l app=a", says: []string{"team/a"}, not: "team/b"},
+		"by no label":           {build: then(idle, waits), args: "-l app=b", says: []string{"no pod"}, not: "team/a"},
+		"no such pod":           {build: idle, args: "team/a", code: 1, says: []string{"there is no pod team/a"}},
+		"two ways":              {build: idle, args: "team/a --pending", code: 1, says: []string{"only one of these"}},
+		"a wrong format":        {build: idle, args: "-o wide", code: 1, says: []string{"json or yaml"}},
+		"a wrong selector":      {build: idle, args: "-l a==b==c", code: 1, says: []string{"reading the selector"}},
+		"what if nothing":       {build: idle, args: "--what-if 3g.40gb=0", code: 1, says: []string{"from 1 to 1000"}},
+		"what if no profile":    {build: idle, args: "--what-if cpu=1", code: 1, says: []string{"neither a profile"}},
+		"what if too many":      {build: idle, args: "--what-if 3g.40gb=600,gpu=600", code: 1, says: []string{"it may have 1000"}},
+		"what if":               {build: then(idle, waits), args: "--what-if 3g.40gb=1", says: []string{"what-if/3g.40gb-1  NeedsRecut", cut}, not: "team/a"},
+		"what if, and the rest": {build: then(idle, waits), args: "--pending --what-if 3g.40gb=1", says: []string{"team/a", "gpu0_2x3g.40gb"}},
+		"what if behind a taint": {
+			build: then(idle, taint("nvidia.com/gpu")), args: "--what-if gpu=1", says: []string{"what-if/gpu-1  NeedsRecut", "gpu0_off"},
+		},
+		"what if behind a taint of the agents": {
+			build: then(idle, taint("gpuslice.io/not-ready")), args: "--what-if gpu=1", code: 4, says: []string{"what-if/gpu-1  NotGPU", "taint gpuslice.io/not-ready"},
+		},
+		"it runs": {
+			build: func(w adviser) { w.pool("gpu-1", "3g.40gb@0:team/a") }, args: "team/a", says: []string{"note: team/a is not pending: it is on node gpu-1\n"},
+		},
+		"it goes": {
+			build: then(idle, func(w adviser) {
+				w.pod("team/a", mig3, func(p *corev1.Pod) { p.DeletionTimestamp, p.Finalizers = new(metav1.Now()), []string{"a/b"} })
+			}), args: "team/a", says: []string{"note: team/a is not pending: it is being deleted\n"},
+		},
+		"it requests no GPU": {
+			build: then(idle, func(w adviser) { w.pod("team/a", "cpu") }), args: "team/a", code: 4, says: []string{"NotGPU", "it requests no GPU"},
+		},
+		"others request no GPU": {
+			build: then(idle, waits, func(w adviser) { w.pod("team/b", "cpu") }), says: []string{cut, "1 more pending pod without a request for GPUs"}, not: "NotGPU",
+		},
+		"too large": {build: then(idle, func(w adviser) { w.pod("team/a", "nvidia.com/mig-4g.71gb") }), code: 4, says: []string{"TooLarge", "no change of geometry lets 1 pod run"}},
+		"none is worse than not known": {
+			build: then(idle, silent, waits, func(w adviser) { w.pod("team/b", mig3, gate) }), code: 4, says: []string{"NotKnown", "Gated"},
+		},
+		"one has to end": {build: then(func(w adviser) { w.pool("gpu-1", "3g.40gb@0:team/x 3g.40gb@4:team/y") }, waits), code: 4, says: []string{"NeedsDrain", "one has to end"}},
+		"a silent agent": {
+			build: then(idle, silent, waits), code: 5, says: []string{"NotKnown", "the agent of gpu-1 has said nothing for 60m", "what 1 pod would need is not known"}, not: "$ kubectl gpuslice",
+		},
+		"an agent that sees no GPUs": {
+			build: then(idle, waits, edit(func(n *corev1.Node) {
+				n.Status.Conditions[0].Status, n.Status.Conditions[0].Reason, n.Status.Conditions[0].Message = corev1.ConditionUnknown, "DriverNotLoaded", "there is no driver"
+			})), code: 5, says: []string{"NotKnown", "the agent of gpu-1 does not see its GPUs now: there is no driver"}, not: "$ kubectl",
+		},
+		"no right to list nodes": {
+			build: then(idle, func(w adviser) { w.pod("default/a", mig3); w.pod("team/b", mig3) }, forbidden("list", "nodes")), code: 5,
+			says: []string{"default/a  NotKnown\n", "listing nodes needs rights that you lack", "the scheduler says: 0/2 nodes", mig3 + " 1, for 3m"}, not: "team/b",
+		},
+		"no right to list all pods": {
+			build: then(idle, waits, forbidden("list", "pods")), args: "-n team", code: 5, says: []string{"team/a  NotKnown\n", "listing pods needs rights that you lack"},
+		},
+		"gated, and no right to list nodes": {
+			build: then(idle, func(w adviser) { w.pod("default/a", mig3, gate) }, forbidden("list", "nodes")), code: 4, says: []string{"Gated", "example.com/wait"},
+		},
+		"no right to read windows": {
+			build: then(idle, waits, forbidden("get", "configmaps")), says: []string{cut, "when windows let changes begin is not known"},
+		},
+		"windows that cannot be read": {
+			build: then(idle, waits, func(w adviser) { w.maintenance("kind: X") }), says: []string{cut, "no change begins before ConfigMap gpuslice/gpuslice-maintenance can be read"},
+		},
+		"a later window": {
+			build: then(idle, waits, func(w adviser) {
+				w.maintenance("apiVersion: gpuslice.io/v1alpha1\nkind: Maintenance\nwindows: [{days: [Mon], start: \"22:00\", duration: 4h}]\n")
+			}), says: []string{"NeedsWindow", "may begin at 2000-01-03 22:00:00Z, in 2d22h", cut},
+		},
+		"no window any more": {
+			build: then(idle, waits, func(w adviser) {
+				w.maintenance("apiVersion: gpuslice.io/v1alpha1\nkind: Maintenance\nwindows: [{notBefore: \"1998-01-01T00:00:00Z\", notAfter: \"1999-01-01T00:00:00Z\"}]\n")
+			}), code: 4, says: []string{"NeedsWindow", "no window of node gpu-1 opens again"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inPool(t, func(w adviser) {
+				row.build(w)
+				said, code := w.advises(strings.Fields(row.args)...)
+				flat := strings.Join(strings.Fields(said), " ")
+				for _, says := range row.says {
+					if !strings.Contains(said, says) && !strings.Contains(flat, says) {
+						t.Errorf("%q is not said", says)
+					}
+				}
+				if code != row.code || row.not != "" && strings.Contains(said, row.not) || t.Failed() {
+					t.Errorf("exit code %d, want %d:\n%s", code, row.code, said)
+				}
+			})
+		})
+	}
+}
+
+// The cluster is read once, by few lists.
+func TestAdviceReadsTheClusterOnce(t *testing.T) {
+	inPool(t, func(w adviser) {
+		w.screen()
+		w.more()
+		w.advises()
+		want := map[string]int{"list nodes": 1, "list pods": 1, "list poddisruptionbudgets": 1, "list deviceclasses": 1, "get configmaps": 1}
+		if diff := gocmp.Diff(want, w.Asked()); diff != "" {
+			t.Errorf("-want +asked:\n%s", diff)
+		}
+	})
+}
+
+func TestTheCommandOfAChange(t *testing.T) {
+	three := map[int]nvml.Request{3: {MIG: true, Devices: map[string]int{"3g.40gb": 1, "1g.10gb+me": 1}}}
+	long := map[int]nvml.Request{}
+	for i := range 8 {
+		long[i] = nvml.Request{MIG: true, Devices: map[string]int{"1g.10gb": i + 1}}
+	}
+	for name, row := range map[string]struct {
+		node    string
+		labels  map[string]string
+		request map[int]nvml.Request
+		command string
+		note    string
+	}{
+		"no label":             {command: "--mig-config gpu3_3g.40gb_1g.10gb.me"},
+		"a MIG config":         {labels: map[string]string{config.LabelMIGConfig: "all-1g.10gb"}, command: "--mig-config gpu3_3g.40gb_1g.10gb.me"},
+		"a spelled MIG config": {labels: map[string]string{config.LabelMIGConfig: "gpu0_off-gpu3_7g.80gb"}, command: "--mig-config gpu0_off-gpu3_3g.40gb_1g.10gb.me"},
+		"a profile": {
+			labels: map[string]string{config.LabelProfile: "research", config.LabelMIGConfig: "gpu0_off"}, command: "--profile gpu3_3g.40gb_1g.10gb.me",
+			note: "the command takes node gpu-1 out of profile research: the labels and taints of that go",
+		},
+		"a spelled profile":        {labels: map[string]string{config.LabelProfile: "gpu0_off"}, command: "--profile gpu0_off-gpu3_3g.40gb_1g.10gb.me"},
+		"a wrong spelled config":   {labels: map[string]string{config.LabelMIGConfig: "gpu0_off-gpu0_off"}, command: "--mig-config gpu3_3g.40gb_1g.10gb.me"},
+		"too much beside it":       {labels: map[string]string{config.LabelMIGConfig: "gpu0_2g.20gb_5x1g.10gb-gpu1_3g.40gb_4x1g.10gb-gpu2_7g.80gb"}, command: "--mig-config gpu3_3g.40gb_1g.10gb.me"},
+		"more than a label can be": {request: long, note: noSpelling},
+		"no name of a node":        {node: "a;b", note: noSpelling},
+	} {
+		t.Run(name, func(t *testing.T) {
+			request := row.request
+			if request == nil {
+				request = three
+			}
+			node := cmp.Or(row.node, "gpu-1")
+			m := adviceFor{Move: judge.Move{Node: node, Cuts: []judge.Cut{{}}, Request: request}}
+			m.command(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node, Labels: row.labels}})
+			want := ""
+			if row.command != "" {
+				want = "kubectl gpuslice apply gpu-1 " + row.command
+			}
+			if note := strings.Join(m.Notes, "; "); m.Command != want || note != row.note || !strings.HasSuffix(want, m.Config) {
+				t.Errorf("%s, config %s, want %s; note %s, want %s", m.Command, m.Config, want, note, row.note)
+			}
+		})
+	}
+}
+
+// The last change that a label can spell counts for the proposal.
+func TestAProposalEndsWhereNoLabelCanSpellMore(t *testing.T) {
+	move := func(command string, lost int, leave ...string) adviceFor {
+		return adviceFor{Move: judge.Move{Node: "gpu-1", Cuts: []judge.Cut{{}}, Leave: leave, Lost: lost}, Config: command, Command: command}
+	}
+	out := advised{Moves: []adviceFor{move("one", 1, "team/a"), move("two", 2, "team/a", "team/b"), move("", 4, "team/c")}}
+	out.sum()
+	if diff := gocmp.Diff([]proposal{{Node: "gpu-1", Config: "two", Command: "two", Pods: 2, Leave: 2, Lost: 3}}, out.Proposals); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+}
+
+// All comes from the API server, which tenants and stolen nodes write.
+func TestNamesInAdviceForgeNothing(t *testing.T) {
+	const evil, word = "x\x1b[2J\nFAKE\u202e", "x\x1b[2J\u202e"
+	inPool(t, func(w adviser) {
+		w.pool("gpu-"+evil, "3g.40gb@0:team/a"+word+" 1g.10gb@4:team/b")
+		w.pool("cpu-"+evil, "1g.10gb@0:team/lost")
+		w.Edit("cpu-"+evil, func(n *corev1.Node) {
+			n.Labels[config.LabelProfile] = evil
+			n.Status.Conditions[0].Status, n.Status.Conditions[0].Reason, n.Status.Conditions[0].Message = corev1.ConditionUnknown, evil, evil+strings.Repeat(" $ kubectl evil", 1000)
+		})
+		w.budget("team", 0)
+		for i, asks := range []string{mig3, "nvidia.com/mig-" + evil, mig3, mig3} {
+			w.pod(fmt.Sprintf("team%s/%d%s", evil, i, evil), asks, func(p *corev1.Pod) {
+				p.Status.Conditions[0].Message = strings.Repeat("$ kubectl evil ", 1000)
+				p.Spec.SchedulerName = evil
+			})
+		}
+		for _, args := range [][]string{{}, {"-o", "json"}, {"-o", "yaml"}, {"team" + evil + "/0" + evil}, {"-l", "app=0" + evil}, {"none" + evil}} {
+			said, _ := w.advises(args...)
+			said, _, _ = strings.Cut(said, "error: ") // main escapes errors
+			for _, r := range said {
+				if r != '\n' && !unicode.IsPrint(r) {
+					t.Errorf("%q: %q in %s", args, r, said)
+				}
+			}
+			forged := strings.Contains(said, "\n  $") && !strings.HasPrefix(strings.Join(args, " "), "-o") // YAML has all on lines of its own
+			if forged || strings.Contains(said, "\nFAKE") || strings.Contains(said, "\n$") || len(said) > 20000 {
+				t.Errorf("%q: a line is forged, or %d bytes:\n%s", args, len(said), said)
+			}
+		}
+	})
+}
+
+// A pool of any size fits on a screen.
+func TestListsOfAdviceAreBounded(t *testing.T) {
+	out := &advised{}
+	var leave []string
+	for i := range 1000 {
+		leave = append(leave, fmt.Sprintf("team/p%d", i))
+		out.Moves = append(out.Moves, adviceFor{Move: judge.Move{Pod: fmt.Sprintf("team/p%d", i), Verdict: judge.WillFit}})
+		out.Proposals, out.Waiting = append(out.Proposals, proposal{}), append(out.Waiting, waiting{})
+	}
+	said, err := out.text("", paper{})
+	if n := strings.Count(said, "\n"); err != nil || n > mostRows+3*mostSums+16 || strings.Count(said, "more: -o json has them all") != 3 {
+		t.Errorf("%v: %d lines:\n%s", err, n, said)
+	}
+	out.Moves = []adviceFor{{Move: judge.Move{Pod: "team/p", Verdict: judge.NeedsDrain, Node: "gpu-1", Leave: leave}}}
+	if said, err := out.text("", paper{}); err != nil || !strings.Contains(said, "team/p9 and 990 more\n") {
+		t.Errorf("%v:\n%s", err, said)
+	}
 }

@@ -47,7 +47,7 @@ func (out *advised) text(format string, p paper) (string, error) {
 	}
 	var notes []string
 	for _, note := range out.Notes {
-		notes = append(notes, p.block("", note)...)
+		notes = append(notes, p.block("note: ", note)...)
 	}
 	if len(notes) > 0 {
 		parts = append(parts, strings.Join(notes, "\n"))
@@ -58,7 +58,7 @@ func (out *advised) text(format string, p paper) (string, error) {
 // block says all of one pod.
 func (m *adviceFor) block(p paper) []string {
 	out := []string{p.cut(p.paint(m.Pod, text.Bold) + "  " + p.paint(string(m.Verdict), m.colour()))}
-	add := func(heading, what string) {
+	add := func(heading, what string) { // what others have written stands behind a heading: no line of it looks like a command
 		if what != "" {
 			out = append(out, p.block(indent+heading, what)...)
 		}
@@ -68,16 +68,14 @@ func (m *adviceFor) block(p paper) []string {
 		requests += ", for " + since
 	}
 	add("requests: ", requests)
-	add("", m.Reason)
-	if m.Scheduler != "" {
-		add("", "the scheduler says: "+m.Scheduler)
-	}
+	add("reason: ", m.Reason)
+	add("the scheduler says: ", m.Scheduler)
 	for i := range m.Cuts {
 		out = append(out, drawCut(m.Node, &m.Cuts[i], p)...)
 	}
 	add("has to leave: ", listedNames(m.Leave))
 	for _, b := range m.Budgets {
-		add("", b)
+		add("but: ", b)
 	}
 	for _, n := range m.Notes {
 		add("note: ", n)
