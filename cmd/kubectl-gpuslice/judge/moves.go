@@ -499,7 +499,7 @@ func have(pods int) string {
 
 // freeResources are the free devices of the node, by resource; 0 for those of which it has none free.
 func (h *hardware) freeResources() map[corev1.ResourceName]int {
-	out := map[corev1.ResourceName]int{}
+	out := map[corev1.ResourceName]int{nvml.ResourceGPU: 0}
 	for _, g := range h.gpus {
 		for _, p := range g.Profiles {
 			out[resourcesOf(p.Name)[0]] += 0

@@ -299,6 +299,16 @@ func TestWhatAPendingPodNeeds(t *testing.T) {
 	}
 }
 
+// A GPU that a move has cut is no whole one any more.
+func TestAGPUThatAMoveCutsIsGivenOnce(t *testing.T) {
+	c := &pool{t: t, status: map[string]*api.Status{}}
+	c.node("gpu-1", "off")
+	moves := c.moves(nil, running1("team", "a", "", "nvidia.com/mig-3g.40gb"), running1("team", "b", "", "nvidia.com/gpu"))
+	if got, want := []string{line(moves[0]), line(moves[1])}, []string{"NeedsRecut gpu-1 0:3g.40gb@0", "NeedsDrain"}; !cmp.Equal(got, want) {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
 // Each pod counts on those before it.
 func TestMovesFollowEachOther(t *testing.T) {
 	c := &pool{t: t, status: map[string]*api.Status{}}
