@@ -187,13 +187,8 @@ func places(p Profile) int {
 	if len(p.Placements) == 0 {
 		return p.Max // the driver reports no places
 	}
-	return apart(p.Placements)
-}
-
-// apart counts how many of the spans do not overlap, at most.
-func apart(spans []Span) (n int) {
-	end := 0
-	for _, at := range slices.SortedFunc(slices.Values(spans), func(a, b Span) int { return cmp.Compare(a.End(), b.End()) }) {
+	n, end := 0, 0
+	for _, at := range slices.SortedFunc(slices.Values(p.Placements), func(a, b Span) int { return cmp.Compare(a.End(), b.End()) }) {
 		if at.Start >= end {
 			n, end = n+1, at.End()
 		}
@@ -212,48 +207,49 @@ func (g GPU) Holds(p Profile) int {
 
 // Largest returns the largest profile that one more instance can have next to the present ones; false if there is no place for any.
 func (g GPU) Largest() (Profile, bool) {
-	all := budgetOf(g)
-	var taken []kind
-	for _, i := range g.Instances {
-		p, known := g.Profile(i.Profile)
-		if !known {
-			return Profile{}, false
-		}
-		taken = append(taken, kind{profile: p, count: 1})
-	}
 	for _, p := range slices.SortedFunc(slices.Values(g.Profiles), func(a, b Profile) int { return compareProfiles(b, a) }) {
-		free := func(at Span) bool {
-			return !slices.ContainsFunc(g.Instances, func(i Instance) bool { return i.Overlaps(at) })
-		}
-		if slices.ContainsFunc(p.Placements, free) && all.covers(append(slices.Clone(taken), kind{profile: p, count: 1})) {
+		if g.Further(p) > 0 {
 			return p, true
 		}
 	}
 	return Profile{}, false
 }
 
-// Fits returns how many more instances of the profile fit on the GPU next to these. Other instances do not count.
-func (g GPU) Fits(p Profile, beside []Placed) int {
-	var taken []kind
-	for _, b := range beside {
-		other, known := g.Profile(b.Profile)
+// Further returns how many more instances of the profile fit next to the present ones. It is 0 if the driver does not know the profile of one of these.
+func (g GPU) Further(p Profile) int {
+	p.Placements = slices.DeleteFunc(slices.Clone(p.Placements), func(at Span) bool {
+		return slices.ContainsFunc(g.Instances, func(i Instance) bool { return i.Overlaps(at) })
+	})
+	if len(p.Placements) == 0 {
+		return 0
+	}
+	kinds := []kind{{profile: p, count: places(p)}}
+	for _, i := range g.Instances {
+		of, known := g.Profile(i.Profile)
 		if !known {
 			return 0
 		}
-		taken = append(taken, kind{profile: other, count: 1})
+		kinds = append(kinds, kind{profile: of, count: 1})
 	}
-	var free []Span
-	for _, at := range p.Placements {
-		if !slices.ContainsFunc(beside, func(b Placed) bool { return b.Overlaps(at) }) {
-			free = append(free, at)
-		}
+	for all := budgetOf(g); kinds[0].count > 0 && !all.covers(kinds); {
+		kinds[0].count--
 	}
-	all := budgetOf(g)
-	n := apart(free)
-	for n > 0 && !all.covers(append(slices.Clone(taken), kind{profile: p, count: n})) {
-		n--
+	return kinds[0].count
+}
+
+// FreeSlices returns how many memory slices no instance has. It is 0 if the instances have all compute slices: seven of one slice each leave one of eight memory
+// slices, which no instance can use.
+func (g GPU) FreeSlices() int {
+	left := budgetOf(g)
+	for _, i := range g.Instances {
+		p, _ := g.Profile(i.Profile)
+		left.memory -= i.Size
+		left.compute -= p.Slices
 	}
-	return n
+	if left.compute <= 0 {
+		return 0
+	}
+	return max(0, left.memory)
 }
 
 // share is how often the part is in all of it.

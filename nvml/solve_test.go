@@ -421,6 +421,71 @@ func TestTheLargestInstanceThatStillFits(t *testing.T) {
 	}
 }
 
+// mostBeside tries all sets of places.
+func mostBeside(g nvml.GPU, p nvml.Profile) int {
+	var with []nvml.Placed
+	for _, i := range g.Instances {
+		with = append(with, i.Placed)
+	}
+	held, most := len(with), 0
+	var put func(from int)
+	put = func(from int) {
+		if enough(g, with) {
+			most = max(most, len(with)-held)
+		}
+		for n := from; n < len(p.Placements); n++ {
+			at := p.Placements[n]
+			if !slices.ContainsFunc(with, func(o nvml.Placed) bool { return o.Overlaps(at) }) {
+				with = append(with, nvml.Placed{Profile: p.Name, Span: at})
+				put(n + 1)
+				with = with[:len(with)-1]
+			}
+		}
+	}
+	put(0)
+	return most
+}
+
+func TestAsManyMoreInstancesFitAsBruteForceFinds(t *testing.T) {
+	r := rand.New(rand.NewPCG(5, 6))
+	found := map[int]int{}
+	for range 2000 {
+		g := crowd(r, []nvml.GPU{a100(), h100(), h200(), sixteen(), onlyApart()}[r.IntN(5)])
+		if r.IntN(2) == 0 {
+			g.Instances = g.Instances[:len(g.Instances)/3]
+		}
+		for _, p := range g.Profiles {
+			want := mostBeside(g, p)
+			if got := g.Further(p); got != want {
+				t.Fatalf("%d more of %s fit on %s with %s, want %d", got, p.Name, g.Model, g.Geometry(), want)
+			}
+			found[want]++
+		}
+	}
+	if found[0] == 0 || found[1] == 0 || found[2] == 0 || found[4] == 0 {
+		t.Errorf("cases by result: %v", found)
+	}
+}
+
+func TestSlicesThatNoInstanceHasAreFreeAsLongAsOneCanUseThem(t *testing.T) {
+	for name, row := range map[string]struct {
+		gpu  nvml.GPU
+		want int
+	}{
+		"an empty GPU":               {a100(), 8},
+		"a half":                     {stand(a100(), "3g.40gb@4"), 4},
+		"both halves":                {stand(a100(), "4g.40gb@0", "3g.40gb@4"), 0},
+		"six of seven":               {stand(a100(), "1g.10gb@0", "1g.10gb@1", "1g.10gb@2", "1g.10gb@3", "1g.10gb@4", "1g.10gb@6"), 2},
+		"seven of one slice":         {stand(a100(), "1g.10gb@0", "1g.10gb@1", "1g.10gb@2", "1g.10gb@3", "1g.10gb@4", "1g.10gb@5", "1g.10gb@6"), 0},
+		"no profiles at all":         {nvml.GPU{}, 0},
+		"an instance of much memory": {stand(a100(), "1g.20gb@6"), 6},
+	} {
+		if got := row.gpu.FreeSlices(); got != row.want {
+			t.Errorf("%s: %d, want %d", name, got, row.want)
+		}
+	}
+}
+
 func TestTheLibrarysCountsAreBoundedByWhatTheGPUHas(t *testing.T) {
 	counting := func(n int) nvml.GPU {
 		g := a30()

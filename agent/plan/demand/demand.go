@@ -78,7 +78,8 @@ func Asked(times map[string]int) *Search {
 	return &Search{asked: maps.Clone(times), known: map[string][]option{}, lacks: map[string]int{}}
 }
 
-// FewestPods returns a search that takes the change for which the fewest pods have to leave.
+// FewestPods returns a search for the fewest pods that have to leave. It knows no solver: a pod may leave so that another gets the same device, and instances
+// that stay have their places.
 func (s *Search) FewestPods() *Search {
 	return &Search{asked: s.asked, fewest: true, known: map[string][]option{}, lacks: s.lacks}
 }
@@ -324,7 +325,7 @@ func overlapsAny(chosen []nvml.Placed, at nvml.Span) bool {
 
 // whole is the GPU without division.
 func (s *Search) whole(g *GPU, total map[string]int) (option, bool) {
-	if g.Enabled && !g.Capable {
+	if g.Enabled && !g.Capable || !g.Enabled && len(g.All) > 0 && !s.fewest {
 		return option{}, false
 	}
 	o := option{all: len(g.All) > 0, changes: g.Enabled}
@@ -412,11 +413,14 @@ func (c *cutter) solve(chosen, kept []nvml.Placed) *option {
 	for _, p := range chosen {
 		key += " " + p.Profile
 	}
+	if c.fewest {
+		key = fmt.Sprint(chosen, kept)
+	}
 	if known, is := c.solved[key]; is {
 		return known
 	}
 	c.solved[key] = nil
-	solution, err := nvml.Solve(c.gpu.GPU, request.Devices)
+	solution, err := c.solution(chosen, kept, request)
 	if err != nil {
 		return nil
 	}
@@ -428,6 +432,34 @@ func (c *cutter) solve(chosen, kept []nvml.Placed) *option {
 	o.request = request
 	c.solved[key] = &o
 	return &o
+}
+
+// solution is what becomes of the GPU by the solver; in a search for the fewest pods what was chosen and kept, if the GPU has room for it.
+func (c *cutter) solution(chosen, kept []nvml.Placed, request nvml.Request) (nvml.Solution, error) {
+	if !c.fewest {
+		return nvml.Solve(c.gpu.GPU, request.Devices)
+	}
+	if _, err := nvml.Solve(with(c.gpu, nil), request.Devices); err != nil {
+		return nvml.Solution{}, err
+	}
+	out := nvml.Solution{Target: slices.Concat(chosen, kept), Keep: kept}
+	out.Target.Sort()
+	for _, i := range c.gpu.Instances {
+		idle := len(c.gpu.On[i.Start]) == 0
+		switch chosenHere := slices.Contains(chosen, i.Placed); {
+		case slices.Contains(kept, i.Placed):
+		case chosenHere && idle:
+			out.Keep = append(out.Keep, i.Placed)
+		default:
+			out.Destroy = append(out.Destroy, i.Placed)
+		}
+	}
+	for _, p := range out.Target {
+		if !slices.Contains(out.Keep, p) {
+			out.Create = append(out.Create, p)
+		}
+	}
+	return out, nil
 }
 
 // outcome is the option of a solution in which the pod gets devices like those that were chosen.
@@ -484,20 +516,30 @@ func (g *GPU) Held() (out []nvml.Placed) {
 	return out
 }
 
-// Free is how many memory slices no pod has.
+// Free is how many memory slices pods could still have.
 func (g *GPU) Free() int {
 	if len(g.All) > 0 {
 		return 0
 	}
-	return freeBeside(g, g.Held())
+	return with(g, g.Held()).FreeSlices()
 }
 
-func freeBeside(g *GPU, held []nvml.Placed) int {
-	n := g.MemorySlices()
-	for _, p := range held {
-		n -= p.Size
+// Further is how many more instances of the profile there could be if no pod left.
+func (g *GPU) Further(p nvml.Profile) int {
+	if len(g.All) > 0 {
+		return 0
 	}
-	return max(0, n)
+	return with(g, g.Held()).Further(p)
+}
+
+// with is the GPU with these instances alone.
+func with(g *GPU, held []nvml.Placed) nvml.GPU {
+	out := g.GPU
+	out.Instances = nil
+	for _, p := range held {
+		out.Instances = append(out.Instances, nvml.Instance{Placed: p})
+	}
+	return out
 }
 
 // Fragments is how many memory slices of the GPU are free and cannot be used by what is requested, summed over all requests of the cluster: a request for
@@ -509,8 +551,7 @@ func (s *Search) Fragments(g *GPU) int {
 
 // fragments is Fragments with these instances in use, or with all of it.
 func (s *Search) fragments(g *GPU, held []nvml.Placed, all bool) (n int) {
-	free := freeBeside(g, held)
-	if all || free == 0 {
+	if all {
 		return 0
 	}
 	key := g.Model
@@ -521,6 +562,8 @@ func (s *Search) fragments(g *GPU, held []nvml.Placed, all bool) (n int) {
 		return known
 	}
 	defer func() { s.lacks[key] = n }()
+	alone := with(g, held)
+	free := alone.FreeSlices()
 	for profile, times := range s.asked {
 		usable := 0
 		p, offers := g.Profile(profile)
@@ -528,7 +571,7 @@ func (s *Search) fragments(g *GPU, held []nvml.Placed, all bool) (n int) {
 		case profile == Whole && len(held) == 0:
 			usable = free
 		case offers && len(p.Placements) > 0:
-			usable = g.Fits(p, held) * p.Placements[0].Size
+			usable = alone.Further(p) * p.Placements[0].Size
 		}
 		n += times * (free - min(free, usable))
 	}

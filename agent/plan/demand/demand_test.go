@@ -162,11 +162,12 @@ func TestNoChangeIsCheaper(t *testing.T) {
 			if fewest {
 				cost = got.Cost.Pods
 			}
-			least, can := solver{}.least(gpus, asks, priceOn(gpus, fewest))
+			b := brute{solver: solver{}, fewest: fewest, of: priceOn(gpus, fewest)}
+			least, can := b.least(gpus, 0, asks)
 			if ok != can || ok && cost != least {
 				t.Fatalf("%v on %s, fewest pods %t: found %t at cost %d, brute force %t at %d\n%s", asks, model, fewest, ok, cost, can, least, describe(gpus))
 			}
-			if ok {
+			if ok && !fewest {
 				carriesOut(t, gpus, asks, got)
 				carriesOut(t, gpus, asks, got.Restored(gpus))
 			}
@@ -338,13 +339,15 @@ func priceOn(gpus []demand.GPU, fewest bool) price {
 	}
 }
 
-// least is the least cost over all ways to divide what is wanted among the GPUs, and all requests for each.
-func (c solver) least(gpus []demand.GPU, asks demand.Want, of price) (int, bool) {
-	return c.rest(gpus, 0, asks, of)
+// brute tries everything.
+type brute struct {
+	solver
+	fewest bool
+	of     price
 }
 
-// rest is least for the GPUs from the i-th on.
-func (c solver) rest(gpus []demand.GPU, i int, left demand.Want, of price) (best int, can bool) {
+// least is the least cost over all ways to divide what is wanted among the GPUs from the i-th on, and all ways to have it on each.
+func (b brute) least(gpus []demand.GPU, i int, left demand.Want) (best int, can bool) {
 	if i == len(gpus) {
 		for _, n := range left {
 			if n > 0 {
@@ -354,7 +357,7 @@ func (c solver) rest(gpus []demand.GPU, i int, left demand.Want, of price) (best
 		return 0, true
 	}
 	for _, part := range parts(left) {
-		here, ok := c.onGPU(i, &gpus[i], part, of)
+		here, ok := b.onGPU(i, &gpus[i], part)
 		if !ok {
 			continue
 		}
@@ -362,7 +365,7 @@ func (c solver) rest(gpus []demand.GPU, i int, left demand.Want, of price) (best
 		for k, n := range part {
 			less[k] -= n
 		}
-		if after, ok := c.rest(gpus, i+1, less, of); ok && (!can || here+after < best) {
+		if after, ok := b.least(gpus, i+1, less); ok && (!can || here+after < best) {
 			best, can = here+after, true
 		}
 	}
@@ -386,7 +389,7 @@ func parts(left demand.Want) []demand.Want {
 }
 
 // onGPU requests every set of instances that are there, together with what is wanted.
-func (c solver) onGPU(number int, g *demand.GPU, part demand.Want, of price) (best int, can bool) {
+func (b brute) onGPU(number int, g *demand.GPU, part demand.Want) (best int, can bool) {
 	instances := maps.Clone(part)
 	delete(instances, demand.Whole)
 	maps.DeleteFunc(instances, func(_ string, n int) bool { return n == 0 })
@@ -395,7 +398,7 @@ func (c solver) onGPU(number int, g *demand.GPU, part demand.Want, of price) (be
 		leave[p] = true
 	}
 	switch {
-	case part[demand.Whole] > 1 || part[demand.Whole] == 1 && len(instances) > 0:
+	case part[demand.Whole] > 1 || part[demand.Whole] == 1 && (len(instances) > 0 || len(g.All) > 0 && !b.fewest):
 		return 0, false
 	case part[demand.Whole] == 1:
 		for _, pods := range g.On {
@@ -403,31 +406,40 @@ func (c solver) onGPU(number int, g *demand.GPU, part demand.Want, of price) (be
 				leave[p] = true
 			}
 		}
-		return of(leave), true
+		return b.of(leave), true
 	case len(instances) == 0:
 		return 0, true
 	}
 	for set := range 1 << len(g.Instances) {
 		counts := map[string]int(maps.Clone(instances))
+		var kept []nvml.Instance
 		for i, instance := range g.Instances {
 			if set&(1<<i) != 0 {
 				counts[instance.Profile]++
+				kept = append(kept, instance)
 			}
 		}
-		if pods, ok := c.gives(number, g, counts, instances, leave); ok && (!can || of(pods) < best) {
-			best, can = of(pods), true
+		gives := b.gives
+		if b.fewest {
+			gives = b.hasPlaces
+		}
+		if pods, ok := gives(number, g, counts, instances, kept); ok {
+			maps.Copy(pods, leave)
+			if cost := b.of(pods); !can || cost < best {
+				best, can = cost, true
+			}
 		}
 	}
 	return best, can
 }
 
-// gives returns the pods that leave for the request, besides these; false if it does not give the wanted devices.
-func (c solver) gives(number int, g *demand.GPU, counts map[string]int, want demand.Want, leave map[string]bool) (map[string]bool, bool) {
+// gives returns the pods that leave for the request by the solver; false if it does not give the wanted devices.
+func (c solver) gives(number int, g *demand.GPU, counts map[string]int, want demand.Want, _ []nvml.Instance) (map[string]bool, bool) {
 	s := c.solve(number, g, counts)
 	if s == nil {
 		return nil, false
 	}
-	pods, without := maps.Clone(leave), map[string]int{}
+	pods, without := map[string]bool{}, map[string]int{}
 	for _, p := range s.Destroy {
 		for _, pod := range g.On[p.Start] {
 			pods[pod] = true
@@ -444,4 +456,43 @@ func (c solver) gives(number int, g *demand.GPU, counts map[string]int, want dem
 		}
 	}
 	return pods, true
+}
+
+// hasPlaces returns the pods of all instances but those that are kept at their places; false if there are no places for what is wanted beside these.
+func (c solver) hasPlaces(_ int, g *demand.GPU, counts map[string]int, want demand.Want, kept []nvml.Instance) (map[string]bool, bool) {
+	empty := *g
+	empty.Instances = nil
+	if c.solve(-1, &empty, counts) == nil {
+		return nil, false
+	}
+	var spans []nvml.Span
+	pods := map[string]bool{}
+	for _, i := range g.Instances {
+		if slices.ContainsFunc(kept, func(k nvml.Instance) bool { return k.Placed == i.Placed }) {
+			spans = append(spans, i.Span)
+			continue
+		}
+		for _, p := range g.On[i.Start] {
+			pods[p] = true
+		}
+	}
+	var todo []nvml.Profile
+	for _, k := range slices.Sorted(maps.Keys(want)) {
+		p, is := g.Profile(k)
+		if !is {
+			return nil, false
+		}
+		todo = append(todo, slices.Repeat([]nvml.Profile{p}, want[k])...)
+	}
+	return pods, haveRoom(todo, spans)
+}
+
+// haveRoom tries all places of the profiles beside the spans.
+func haveRoom(todo []nvml.Profile, spans []nvml.Span) bool {
+	if len(todo) == 0 {
+		return true
+	}
+	return slices.ContainsFunc(todo[0].Placements, func(at nvml.Span) bool {
+		return !slices.ContainsFunc(spans, at.Overlaps) && haveRoom(todo[1:], append(slices.Clone(spans), at))
+	})
 }

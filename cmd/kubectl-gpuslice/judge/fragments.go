@@ -91,14 +91,13 @@ func (m *moves) explain(n *corev1.Node) Fragments {
 
 // shares are the memory slices of one GPU.
 func (m *moves) shares(h *hardware, g *demand.GPU) Shares {
-	held := g.Held()
 	out := Shares{GPU: g.Index, Slices: g.MemorySlices(), Free: g.Free(), Fragments: m.search.Fragments(g), Instances: h.instances(g), Pods: g.All}
 	used := 0
 	for _, p := range g.Profiles {
 		if len(p.Placements) == 0 || len(g.All) > 0 {
 			continue
 		}
-		if size := p.Placements[0].Size; size > used && g.Fits(p, held) > 0 {
+		if size := p.Placements[0].Size; size > used && g.Further(p) > 0 {
 			used, out.Largest = size, p.Name
 		}
 	}
@@ -156,9 +155,8 @@ func (h *hardware) idle(g *demand.GPU, profile string) (n int) {
 
 // possible is how many devices of the profile the GPU could have beside those of pods.
 func possible(g *demand.GPU, profile string) int {
-	held := g.Held()
 	if profile == demand.Whole {
-		if len(held) == 0 {
+		if len(g.Held()) == 0 {
 			return 1
 		}
 		return 0
@@ -167,5 +165,5 @@ func possible(g *demand.GPU, profile string) int {
 	if !offers {
 		return 0
 	}
-	return g.Fits(p, held)
+	return g.Further(p)
 }

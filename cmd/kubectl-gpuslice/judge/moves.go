@@ -537,7 +537,7 @@ func (out *Move) judged(j Judgement) {
 
 // opens says when the change may begin.
 func (m *moves) opens(out *Move, n *corev1.Node) {
-	if m.question.Opens == nil {
+	if m.question.Opens == nil || !disturbs(out.Cuts) {
 		return
 	}
 	at := m.question.Opens(n, m.question.Now)
@@ -548,6 +548,15 @@ func (m *moves) opens(out *Move, n *corev1.Node) {
 	case at.After(m.question.Now):
 		out.Verdict, out.Begins = NeedsWindow, at
 	}
+}
+
+// disturbs reports whether a change takes anything away. The agent does not wait to add instances in free places.
+func disturbs(cuts []Cut) bool {
+	return slices.ContainsFunc(cuts, func(c Cut) bool {
+		return c.Before == nil || c.After == nil || slices.ContainsFunc(c.Before, func(i Instance) bool {
+			return !slices.ContainsFunc(c.After, func(j Instance) bool { return i.Is == j.Is })
+		})
+	})
 }
 
 // impossible says why no change helps.

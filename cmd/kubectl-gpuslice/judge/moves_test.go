@@ -183,6 +183,10 @@ func TestWhatAPendingPodNeeds(t *testing.T) {
 			build: func(c *pool) { c.node("gpu-1", "off") }, opens: later,
 			want: "NeedsWindow gpu-1 0:3g.40gb@0",
 		},
+		"a later window, and free places": {
+			build: func(c *pool) { c.node("gpu-1", "1g.10gb@0") }, opens: later,
+			want: "NeedsRecut gpu-1 0:1g.10gb@0+3g.40gb@4",
+		},
 		"a whole GPU": {
 			build: func(c *pool) { c.node("gpu-1", "off:team/a", "1g.10gb@0") }, asks: "nvidia.com/gpu",
 			want: "NeedsRecut gpu-1 1:off",
