@@ -185,9 +185,9 @@ const (
 	//
 	// You can: set the label to one of the names in the message, or add the config to the ConfigMap of configs.
 	ReasonUnknownConfig Reason = "UnknownConfig"
-	// ReasonInvalidCatalog is given when a ConfigMap cannot be read, or one of its configs cannot be meant for this node.
+	// ReasonInvalidCatalog is given when a ConfigMap cannot be read, or when one of its configs, or one that the label spells out, cannot be meant for this node.
 	//
-	// You can: fix the ConfigMap at the line that the message names; kubectl gpuslice validate shows all mistakes at once.
+	// You can: fix the ConfigMap at the line that the message names, or the label; kubectl gpuslice validate shows all mistakes at once.
 	ReasonInvalidCatalog Reason = "InvalidCatalog"
 	// ReasonImpossibleGeometry is given when a GPU cannot hold the instances that the config requests.
 	//

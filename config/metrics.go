@@ -71,6 +71,17 @@ const (
 	//
 	// Labels: resource
 	MetricCapacityAllocatable = "gpuslice_capacity_allocatable"
+	// MetricPossibleDevices is how many devices of a resource the node could offer without a pod leaving: those that pods have, and as many as fit beside
+	// what pods have. Each resource is counted as if the others got nothing. The names of resources are those of `kube-state-metrics`, as
+	// `nvidia_com_mig_3g_40gb`. It is left out while the agent does not know what pods have.
+	//
+	// Labels: resource
+	MetricPossibleDevices = "gpuslice_possible_devices"
+	// MetricGPUFragmentation is the share of a GPU's free memory slices, those that no pod has, that the largest profile which fits there leaves over: 0 if
+	// one instance can have them all. It is left out like `gpuslice_possible_devices`.
+	//
+	// Labels: gpu
+	MetricGPUFragmentation = "gpuslice_gpu_fragmentation"
 )
 
 // Metrics of maintenance windows.

@@ -9,7 +9,7 @@ var reasons = Groups{
 	}},
 	{"Reasons why the agent refuses a request before it disturbs anything. The message says what would be possible.", []Entry{
 		{Name: "UnknownConfig", Means: "when the catalog has no config with the name in the label", YouCan: "set the label to one of the names in the message, or add the config to the ConfigMap of configs"},
-		{Name: "InvalidCatalog", Means: "when a ConfigMap cannot be read, or one of its configs cannot be meant for this node", YouCan: "fix the ConfigMap at the line that the message names; kubectl gpuslice validate shows all mistakes at once"},
+		{Name: "InvalidCatalog", Means: "when a ConfigMap cannot be read, or when one of its configs, or one that the label spells out, cannot be meant for this node", YouCan: "fix the ConfigMap at the line that the message names, or the label; kubectl gpuslice validate shows all mistakes at once"},
 		{Name: "ImpossibleGeometry", Means: "when a GPU cannot hold the instances that the config requests", YouCan: "request fewer or smaller instances; the message says what fits"},
 		{Name: "WrongMIGStrategy", Means: "when the device plugin's MIG strategy does not fit the request: the plugin would exit, or not advertise it. Where only the advertised resources show the strategy, the agent finds out while it awaits the capacity, and undoes the change", YouCan: "give the device plugin the MIG strategy that the message names, or request a config that fits the plugin's"},
 		{Name: "NoHandover", Means: "when the agent has no way to give the device plugin another config, or may not overwrite its ConfigMap key, which another program has changed. It is an Event. Where something would start the plugin, the start waits for it", YouCan: "give the device plugin a config by ConfigMap or by file, as deploy/README.md says; let the agent write the key that the message names"},
@@ -141,6 +141,8 @@ var metrics = Groups{
 		{Name: "gpuslice_capacity_expected", Means: "how many devices of a resource the GPUs have in their present geometry and sharing", Labels: []string{"resource"}},
 		{Name: "gpuslice_capacity_kubelet", Means: "how many devices of a resource kubelet can allocate, as it says on the node. Where NVIDIA's DRA driver advertises the GPUs, it is the number in its ResourceSlices", Labels: []string{"resource"}},
 		{Name: "gpuslice_capacity_allocatable", Means: "how many devices of a resource the node object's allocatable has, for the scheduler. Where NVIDIA's DRA driver advertises the GPUs, the scheduler uses its ResourceSlices, and it is the number in these", Labels: []string{"resource"}},
+		{Name: "gpuslice_possible_devices", Means: "how many devices of a resource the node could offer without a pod leaving: those that pods have, and as many as fit beside what pods have. Each resource is counted as if the others got nothing. The names of resources are those of kube-state-metrics, as nvidia_com_mig_3g_40gb. It is left out while the agent does not know what pods have", Labels: []string{"resource"}},
+		{Name: "gpuslice_gpu_fragmentation", Means: "the share of a GPU's free memory slices, those that no pod has, that the largest profile which fits there leaves over: 0 if one instance can have them all. It is left out like gpuslice_possible_devices", Labels: []string{"gpu"}},
 	}},
 	{"Metrics of maintenance windows.", []Entry{
 		{Name: "gpuslice_window_open", Means: "1 if the node may be disturbed now"},

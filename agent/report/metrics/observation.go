@@ -28,6 +28,7 @@ type observation struct {
 	label, name, fingerprint string // of the request; no name without one
 	instances                []instance
 	capacity                 []devices
+	room                     room
 }
 
 // instance is one MIG device.
@@ -42,17 +43,19 @@ type devices struct {
 }
 
 var (
-	descFenced      = Desc(config.MetricNodeFenced)
-	descRequest     = Desc(config.MetricRequestInfo)
-	descInstances   = Desc(config.MetricInstances)
-	descInstance    = Desc(config.MetricInstanceInfo)
-	descExpected    = Desc(config.MetricCapacityExpected)
-	descKubelet     = Desc(config.MetricCapacityKubelet)
-	descAllocatable = Desc(config.MetricCapacityAllocatable)
+	descFenced        = Desc(config.MetricNodeFenced)
+	descRequest       = Desc(config.MetricRequestInfo)
+	descInstances     = Desc(config.MetricInstances)
+	descInstance      = Desc(config.MetricInstanceInfo)
+	descExpected      = Desc(config.MetricCapacityExpected)
+	descKubelet       = Desc(config.MetricCapacityKubelet)
+	descAllocatable   = Desc(config.MetricCapacityAllocatable)
+	descPossible      = Desc(config.MetricPossibleDevices)
+	descFragmentation = Desc(config.MetricGPUFragmentation)
 )
 
 // observationDescs are the metrics of the last observation.
-var observationDescs = []*prometheus.Desc{descFenced, descRequest, descInstances, descInstance, descExpected, descKubelet, descAllocatable}
+var observationDescs = []*prometheus.Desc{descFenced, descRequest, descInstances, descInstance, descExpected, descKubelet, descAllocatable, descPossible, descFragmentation}
 
 // Observed notes what a pass has observed, and, if that is complete, the desired state.
 func (m *Metrics) Observed(seen *state.Observed, want state.Desired) {
@@ -68,7 +71,7 @@ func (m *Metrics) Observed(seen *state.Observed, want state.Desired) {
 	offers := offer.Of(seen)
 	given := offers.Offered()
 	expected := capacity.Expected(seen.GPUs, seen.Capacity.Strategy).NamedBy(given)
-	l.instances = instancesOf(seen.GPUs, expected)
+	l.instances, l.room = instancesOf(seen.GPUs, expected), roomOf(seen)
 	if sharing := want.Plugin.SharingKnown(); sharing != nil {
 		expected = capacity.Shared(expected, *sharing)
 	}
@@ -137,6 +140,7 @@ func (o *observation) collect(gauge func(d *prometheus.Desc, value float64, labe
 	for key, ids := range count {
 		gauge(descInstances, float64(len(ids)), key[0], key[1])
 	}
+	o.room.collect(gauge)
 	for _, c := range o.capacity {
 		gauge(descExpected, float64(c.expected), c.resource)
 		gauge(descKubelet, float64(c.kubelet), c.resource)
