@@ -150,6 +150,31 @@ type Series struct {
 	Values string `json:"values"` // a minute apart, in the notation of promtool's tests: "_" is none
 }
 
+// KubeStateMetrics are the metrics of kube-state-metrics that the alerts and dashboards ask for, with their labels besides those of a target.
+func KubeStateMetrics() map[string][]string {
+	return map[string][]string{
+		"kube_pod_status_unschedulable":        {"uid"},
+		"kube_pod_completion_time":             {"uid"},
+		"kube_pod_container_resource_requests": {"uid", "resource", "unit"},
+		"kube_node_status_allocatable":         {"resource", "unit"},
+	}
+}
+
+// PendingPod are series of kube-state-metrics for a pod that is pending for a MIG device, and for one that has ended on a node.
+func PendingPod() []Series {
+	var out []Series
+	for _, series := range []string{
+		`kube_pod_status_unschedulable{namespace="team", pod="a", uid="1"}`,
+		`kube_pod_container_resource_requests{namespace="team", pod="a", uid="1", container="c", resource="nvidia_com_mig_3g_40gb", unit="integer"}`,
+		`kube_pod_container_resource_requests{namespace="team", pod="b", uid="2", container="c", node="node-1", resource="nvidia_com_mig_3g_40gb", unit="integer"}`,
+		`kube_pod_completion_time{namespace="team", pod="b", uid="2"}`,
+		`kube_node_status_allocatable{node="node-1", resource="nvidia_com_mig_1g_10gb", unit="integer"}`,
+	} {
+		out = append(out, Series{Series: series, Values: "1x60"})
+	}
+	return out
+}
+
 // Check is what an expression has to give.
 type Check struct {
 	Expr     string   `json:"expr"`

@@ -126,7 +126,7 @@ func (s scrapes) series(t *testing.T) map[string][]string {
 // judged has Prometheus evaluate each query of the dashboards, and look for what each alert asks for.
 func (s scrapes) judged(t *testing.T) {
 	t.Helper()
-	var input []monitoring.Series
+	input := monitoring.PendingPod()
 	reported := s.series(t)
 	for _, name := range slices.Sorted(maps.Keys(reported)) {
 		input = append(input, monitoring.Series{Series: name, Values: strings.Join(reported[name], " ")})

@@ -110,6 +110,7 @@ func TestEachQueryAsksForWhatTheAgentReports(t *testing.T) {
 	atFullLength(t, "Prometheus' parser")
 	metrics := descriptors()
 	metrics["up"] = nil
+	maps.Copy(metrics, monitoring.KubeStateMetrics())
 	queries := map[string]string{} // by expression, where it is
 	for _, group := range shippedRules(t).Groups {
 		for _, rule := range group.Rules {
