@@ -303,10 +303,10 @@ func (out *advised) statusOf(now time.Time) func(n *corev1.Node) api.Status {
 		r := cluster.ReportOf(n)
 		switch silent := r.Silence(now); {
 		case silent > 0:
-			out.silent, out.longest = append(out.silent, sanitize.Cut(n.Name, longestPod)), max(out.longest, silent)
+			out.silent, out.longest = append(out.silent, n.Name), max(out.longest, silent)
 			return api.Status{}
 		case r.StandsAlone():
-			out.note("the agent of %s does not see its GPUs now: %s", n.Name, r.Condition.Message)
+			out.blind = append(out.blind, n.Name)
 			return api.Status{}
 		default:
 			return r.Status
@@ -405,6 +405,9 @@ func (a *advice) add(out *advised, q judge.Question, moves []judge.Move, lacks s
 	}
 	if others > 0 {
 		out.note("%s without a request for GPUs: name a pod to see what is said of it", sanitize.Counted(others, "more pending pod"))
+	}
+	if len(out.blind) > 0 {
+		out.note("the agents of these nodes do not see the GPUs now: %s; kubectl gpuslice status NODE says why", sanitize.Listed(out.blind))
 	}
 	if line := cluster.SilentAgents(out.silent, age(a.now.Add(-out.longest), a.now)); line != "" {
 		out.note("%s", line)

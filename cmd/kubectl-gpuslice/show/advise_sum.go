@@ -29,6 +29,7 @@ type advised struct {
 	Notes     []string    `json:"notes,omitempty"`
 
 	none    string        // that no pod is pending; empty if one is
+	blind   []string      // nodes with agents that do not see the GPUs
 	silent  []string      // nodes with silent agents
 	longest time.Duration // for how long one of these has been silent
 }

@@ -12,7 +12,6 @@ import (
 
 	gocmp "github.com/google/go-cmp/cmp"
 	"github.com/jedib0t/go-pretty/v6/text"
-
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -203,7 +202,7 @@ func TestScreensOfAdvice(t *testing.T) {
 		w.screen()
 		few := w.read(&advice{})
 		w.more()
-		many := w.read(&advice{whatIf: map[string]int{"3g.40gb": 2, "gpu": 1}, pending: true})
+		many := w.read(&advice{whatIf: map[string]int{"3g.40gb": 2}, pending: true})
 		for _, width := range []int{160, 80} {
 			for name, out := range map[string]*advised{"advise": few, "advise-many": many} {
 				plain, err := out.text("", paper{width: width, now: time.Now()})
@@ -331,7 +330,7 @@ func TestAdvice(t *testing.T) {
 		"an agent that sees no GPUs": {
 			build: then(idle, waits, edit(func(n *corev1.Node) {
 				n.Status.Conditions[0].Status, n.Status.Conditions[0].Reason, n.Status.Conditions[0].Message = corev1.ConditionUnknown, "DriverNotLoaded", "there is no driver"
-			})), code: 5, says: []string{"NotKnown", "the agent of gpu-1 does not see its GPUs now: there is no driver"}, not: "$ kubectl",
+			})), code: 5, says: []string{"NotKnown", "the agents of these nodes do not see the GPUs now: gpu-1; kubectl gpuslice status NODE says why"}, not: "$ kubectl",
 		},
 		"no right to list nodes": {
 			build: then(idle, func(w adviser) { w.pod("default/a", mig3); w.pod("team/b", mig3) }, forbidden("list", "nodes")), code: 5,
@@ -353,6 +352,16 @@ func TestAdvice(t *testing.T) {
 			build: then(idle, waits, func(w adviser) {
 				w.maintenance("apiVersion: gpuslice.io/v1alpha1\nkind: Maintenance\nwindows: [{days: [Mon], start: \"22:00\", duration: 4h}]\n")
 			}), says: []string{"NeedsWindow", "may begin at 2000-01-03 22:00:00Z, in 2d22h", cut},
+		},
+		"an open window": {
+			build: then(idle, waits, func(w adviser) {
+				w.maintenance("apiVersion: gpuslice.io/v1alpha1\nkind: Maintenance\nwindows: [{days: [Fri], start: \"23:00\", duration: 75m}]\n")
+			}), says: []string{"NeedsRecut", cut}, not: "may begin",
+		},
+		"a window that closes before a change ends": {
+			build: then(idle, waits, func(w adviser) {
+				w.maintenance("apiVersion: gpuslice.io/v1alpha1\nkind: Maintenance\nwindows: [{days: [Fri], start: \"23:00\", duration: 70m}]\n")
+			}), says: []string{"NeedsWindow", "may begin at 2000-01-07 23:00:00Z"},
 		},
 		"no window any more": {
 			build: then(idle, waits, func(w adviser) {
@@ -454,6 +463,10 @@ func TestNamesInAdviceForgeNothing(t *testing.T) {
 	inPool(t, func(w adviser) {
 		w.pool("gpu-"+evil, "3g.40gb@0:team/a"+word+" 1g.10gb@4:team/b")
 		w.pool("cpu-"+evil, "1g.10gb@0:team/lost")
+		w.pool("old-"+evil, "1g.10gb@0:team/old")
+		w.Edit("old-"+evil, func(n *corev1.Node) {
+			n.Status.Conditions[0].LastHeartbeatTime = metav1.NewTime(time.Now().Add(-time.Hour))
+		})
 		w.Edit("cpu-"+evil, func(n *corev1.Node) {
 			n.Labels[config.LabelProfile] = evil
 			n.Status.Conditions[0].Status, n.Status.Conditions[0].Reason, n.Status.Conditions[0].Message = corev1.ConditionUnknown, evil, evil+strings.Repeat(" $ kubectl evil", 1000)
