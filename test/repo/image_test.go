@@ -71,7 +71,7 @@ func TestThePluginLinksNothingOfTheDaemon(t *testing.T) {
 	daemons := []string{
 		module + "agent", module + "drain", "google.golang.org/grpc", "github.com/godbus", "github.com/coreos/go-systemd",
 	}
-	shared := []string{module + "agent/api", module + "agent/state/capacity", module + "drain/managed", clientPackage}
+	shared := []string{module + "agent/api", module + "agent/plan/demand", module + "agent/state/capacity", module + "drain/managed", clientPackage}
 	for _, system := range []string{"linux", "darwin", "windows"} {
 		for _, path := range linked(t, system, "./cmd/kubectl-gpuslice") {
 			for _, forbidden := range daemons {
