@@ -32,8 +32,8 @@ func Read(ctx context.Context, client kube.Interface, pods []string) (*Cluster, 
 	return ReadFor(ctx, client, func(p *corev1.Pod) bool { return slices.Contains(pods, p.Namespace+"/"+p.Name) })
 }
 
-// ReadFor is Read for pods that their state shows.
-func ReadFor(ctx context.Context, client kube.Interface, asked func(p *corev1.Pod) bool) (*Cluster, error) {
+// ReadFor is Read for pods that their state shows, and for others that are not in the cluster.
+func ReadFor(ctx context.Context, client kube.Interface, asked func(p *corev1.Pod) bool, others ...corev1.Pod) (*Cluster, error) {
 	var c Cluster
 	cached := metav1.ListOptions{ResourceVersion: "0"}
 	nodes, err := client.Nodes().List(ctx, cached)
@@ -49,12 +49,12 @@ func ReadFor(ctx context.Context, client kube.Interface, asked func(p *corev1.Po
 		return nil, fmt.Errorf("listing budgets: %w", err)
 	}
 	c.Nodes, c.Pods, c.Budgets = nodes.Items, running.Items, budgets.Items
-	c.Unknown = c.readDevices(ctx, client, asked)
+	c.Unknown = c.readDevices(ctx, client, asked, others)
 	return &c, nil
 }
 
 // readDevices lists the DeviceClasses, and the rest if one of the pods asks by claims. An API server without DRA has none.
-func (c *Cluster) readDevices(ctx context.Context, client kube.Interface, asked func(p *corev1.Pod) bool) error {
+func (c *Cluster) readDevices(ctx context.Context, client kube.Interface, asked func(p *corev1.Pod) bool, others []corev1.Pod) error {
 	cached := metav1.ListOptions{ResourceVersion: "0"}
 	list, err := client.DeviceClasses().List(ctx, cached)
 	switch {
@@ -65,7 +65,8 @@ func (c *Cluster) readDevices(ctx context.Context, client kube.Interface, asked 
 		c.Classes = list.Items
 	}
 	by := classesOf(c.Classes)
-	if !slices.ContainsFunc(c.Pods, func(p corev1.Pod) bool { return asked(&p) && by.asksByClaims(&p) }) {
+	asks := func(p corev1.Pod) bool { return by.asksByClaims(&p) }
+	if !slices.ContainsFunc(c.Pods, func(p corev1.Pod) bool { return asked(&p) && asks(p) }) && !slices.ContainsFunc(others, asks) {
 		return nil
 	}
 	published, err := client.ResourceSlices().List(ctx, cached)

@@ -161,7 +161,7 @@ func (a *advice) print(ctx context.Context, client kube.Interface, file config.C
 
 // read reads the cluster, and finds what the pods need.
 func (a *advice) read(ctx context.Context, client kube.Interface, file config.ConfigMapKey) (*advised, error) {
-	c, err := judge.ReadFor(ctx, client, a.asks)
+	c, err := judge.ReadFor(ctx, client, a.asks, a.whatIfs(nil)...)
 	lacks := "" // the right that the user lacks to see the cluster
 	if apierrors.IsForbidden(err) {
 		lacks, _, _ = strings.Cut(err.Error(), ": ")

@@ -74,7 +74,7 @@ const noSpelling = "no label can spell this change: carry out the changes before
 
 // command adds the config that spells the change out, and the command that asks for it.
 func (m *adviceFor) command(n *corev1.Node) {
-	if len(m.Cuts) == 0 || n == nil {
+	if len(m.Request) == 0 || n == nil {
 		return
 	}
 	profile := n.Labels[config.LabelProfile]
@@ -160,7 +160,7 @@ func (out *advised) sum() {
 	waits := map[waiting]*waiting{}
 	for i := range out.Moves {
 		m := &out.Moves[i]
-		if len(m.Cuts) > 0 {
+		if len(m.Request) > 0 { // also where a change for another pod is enough
 			s := nodes[m.Node]
 			if s == nil {
 				s = &nodeSum{}

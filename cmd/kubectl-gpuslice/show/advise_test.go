@@ -14,6 +14,7 @@ import (
 	"github.com/jedib0t/go-pretty/v6/text"
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
+	resourcev1 "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -339,6 +340,10 @@ func TestAdvice(t *testing.T) {
 		"no right to list all pods": {
 			build: then(idle, waits, forbidden("list", "pods")), args: "-n team", code: 5, says: []string{"team/a  NotKnown\n", "listing pods needs rights that you lack"},
 		},
+		"a claim, and no right to list nodes": {
+			build: then(idle, func(w adviser) { w.pod("default/a", mig3, agenttest.ByClaim["a claim of the spec"]) }, forbidden("list", "nodes")),
+			args:  "--pending", code: 5, says: []string{"NotKnown", "listing nodes needs rights that you lack"},
+		},
 		"gated, and no right to list nodes": {
 			build: then(idle, func(w adviser) { w.pod("default/a", mig3, gate) }, forbidden("list", "nodes")), code: 4, says: []string{"Gated", "example.com/wait"},
 		},
@@ -397,6 +402,17 @@ func TestAdviceReadsTheClusterOnce(t *testing.T) {
 		if diff := gocmp.Diff(want, w.Asked()); diff != "" {
 			t.Errorf("-want +asked:\n%s", diff)
 		}
+		class := &resourcev1.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: "mig"}, Spec: resourcev1.DeviceClassSpec{ExtendedResourceName: new(mig3)}}
+		if _, err := w.Client.ResourceV1().DeviceClasses().Create(t.Context(), class, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		for _, kind := range []string{"resourceslices", "resourceclaims", "devicetaintrules"} {
+			want["list "+kind] = 1
+		}
+		w.advises("--what-if", "3g.40gb=1") // its resource is one of claims now
+		if diff := gocmp.Diff(want, w.Asked()); diff != "" {
+			t.Errorf("-want +asked:\n%s", diff)
+		}
 	})
 }
 
@@ -432,7 +448,7 @@ func TestTheCommandOfAChange(t *testing.T) {
 				request = three
 			}
 			node := cmp.Or(row.node, "gpu-1")
-			m := adviceFor{Move: judge.Move{Node: node, Cuts: []judge.Cut{{}}, Request: request}}
+			m := adviceFor{Move: judge.Move{Node: node, Request: request}}
 			m.command(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node, Labels: row.labels}})
 			want := ""
 			if row.command != "" {
@@ -448,7 +464,7 @@ func TestTheCommandOfAChange(t *testing.T) {
 // The last change that a label can spell counts for the proposal.
 func TestAProposalEndsWhereNoLabelCanSpellMore(t *testing.T) {
 	move := func(command string, lost int, leave ...string) adviceFor {
-		return adviceFor{Move: judge.Move{Node: "gpu-1", Cuts: []judge.Cut{{}}, Leave: leave, Lost: lost}, Config: command, Command: command}
+		return adviceFor{Move: judge.Move{Node: "gpu-1", Request: map[int]nvml.Request{0: {}}, Leave: leave, Lost: lost}, Config: command, Command: command}
 	}
 	out := advised{Moves: []adviceFor{move("one", 1, "team/a"), move("two", 2, "team/a", "team/b"), move("", 4, "team/c")}}
 	out.sum()
