@@ -383,10 +383,13 @@ func (c *cutter) cut(chosen []nvml.Placed) (out []option) {
 			keep = append(keep, i.Placed)
 		}
 	}
-	if o := c.solve(chosen, keep); o != nil {
+	// The solver counts devices that are in use, and not what their pods have: another request may cost these less.
+	if o := c.solve(chosen, keep); o != nil && o.cost.Lost <= c.takes(chosen) {
 		return []option{*o}
+	} else if o != nil {
+		out = append(out, *o)
 	}
-	// A profile that the GPU holds once, or an engine that it has once, may be in use elsewhere on it.
+	// Or a profile that the GPU holds once, or an engine that it has once, is in use elsewhere on it.
 	for set := range 1<<len(keep) - 1 {
 		var kept []nvml.Placed
 		for i := range keep {
@@ -399,6 +402,17 @@ func (c *cutter) cut(chosen []nvml.Placed) (out []option) {
 		}
 	}
 	return out
+}
+
+// takes is what instances at these places take from pods if all else stays where it is.
+func (c *cutter) takes(chosen []nvml.Placed) int {
+	leaves := slices.Clone(c.gpu.All)
+	for _, i := range c.gpu.Instances {
+		if overlapsAny(chosen, i.Span) {
+			leaves = append(leaves, c.gpu.On[i.Start]...)
+		}
+	}
+	return c.leaving(leaves, c.total, Cost{}).Lost
 }
 
 // solve returns what becomes of the GPU if it has these instances, wherever; nil if that is impossible.

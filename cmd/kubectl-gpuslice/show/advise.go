@@ -46,6 +46,8 @@ type advice struct {
 	selector  string
 	pending   bool
 	whatIf    map[string]int
+	explain   bool // what the free slices of nodes can be used for
+	defrag    bool // the same of all nodes together
 	format    string
 	settings  cluster.AgentSettings
 	namespace string // of pods that are named without one
@@ -57,7 +59,7 @@ type advice struct {
 func Advise(o *cluster.Options) *cobra.Command {
 	var a advice
 	c := &cobra.Command{
-		Use:   "advise [POD... | -l SELECTOR | --pending] [-n NAMESPACE] [--what-if PROFILE=PODS] [-o json|yaml]",
+		Use:   "advise [POD... | -l SELECTOR | --pending] [-n NAMESPACE] [--what-if PROFILE=PODS] [--explain | --defrag [NODE...]] [-o json|yaml]",
 		Short: "Say why pods are pending, and which change of geometry would let them run",
 		Long: `Says of each pending pod what it needs to run: a node has room, a node's GPUs have to be cut otherwise, pods have to leave for that, or
 something else is in the way. It draws the change, and writes the command that asks for it. Without an argument, of all pending pods that request
@@ -66,6 +68,9 @@ GPUs, in all namespaces or in that of -n; of more than three pods it writes a ta
 It reads nodes, pods and budgets, the agents' reports on the nodes and the maintenance file, and writes nothing. A pod counts on the changes
 for those before it, in the order in which the scheduler tries them. --what-if adds pods that are not there.
 
+With --explain the arguments are nodes: it draws who has what, and says what the free slices can be used for, and which pods would have to leave for
+more. With --defrag it says that of the nodes together: for each profile the smallest set of pods that would have to leave, with the command.
+
 Exit codes: 0 each pod has room, or a change that lets it run; 4 there is none for at least one; 5 for at least one it is not known; 1 something
 went wrong; 130 interrupted.`,
 		Example: `  # Why are pods pending, and what would let them run
@@ -73,7 +78,11 @@ went wrong; 130 interrupted.`,
   # Why is this one
   kubectl gpuslice advise -n team-a trainer-0
   # Would four more instances have room
-  kubectl gpuslice advise --what-if 3g.40gb=4`,
+  kubectl gpuslice advise --what-if 3g.40gb=4
+  # Why can this node not take a larger instance
+  kubectl gpuslice advise --explain gpu-1
+  # What would it take in the pool
+  kubectl gpuslice advise --defrag -l pool=research`,
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			a.names, a.now = args, time.Now()
@@ -101,6 +110,8 @@ went wrong; 130 interrupted.`,
 	c.Flags().StringVarP(&a.selector, "selector", "l", "", "select pending pods by their labels, as kubectl get does")
 	c.Flags().BoolVar(&a.pending, "pending", false, "all pending pods that request GPUs; so it is without an argument")
 	c.Flags().StringToIntVar(&a.whatIf, "what-if", nil, "pods that are not there: 3g.40gb=4 for four that each request one such instance, gpu=2 for whole GPUs")
+	c.Flags().BoolVar(&a.explain, "explain", false, "say what the free slices of nodes can be used for; the arguments and -l are of nodes")
+	c.Flags().BoolVar(&a.defrag, "defrag", false, "the same of the nodes together: the fewest pods that would have to leave for a device of each profile")
 	c.Flags().StringVarP(&a.format, "output", "o", "", formatJSON+" or "+formatYAML)
 	a.settings.Bind(c.Flags())
 	cluster.CompleteFlag(c, "output", formatJSON, formatYAML)
@@ -109,6 +120,9 @@ went wrong; 130 interrupted.`,
 
 // check refuses arguments that contradict each other, or say nothing.
 func (a *advice) check() error {
+	if ofNodes := a.explain || a.defrag; a.explain && a.defrag || ofNodes && (a.pending || len(a.whatIf) > 0) {
+		return errors.New("--explain and --defrag are of nodes: give one of them, without --pending and --what-if")
+	}
 	ways := 0
 	for _, is := range []bool{len(a.names) > 0, a.selector != "", a.pending} {
 		if is {
@@ -124,6 +138,11 @@ func (a *advice) check() error {
 	if _, err := labels.Parse(a.selector); err != nil {
 		return fmt.Errorf("reading the selector %q: %w", a.selector, err)
 	}
+	return a.checkWhatIf()
+}
+
+// checkWhatIf refuses pods that cannot be.
+func (a *advice) checkWhatIf() error {
 	all := 0
 	for kind, n := range a.whatIf {
 		if _, err := catalog.DeviceName(kind); err != nil && kind != whatIfGPU {
@@ -142,7 +161,7 @@ func (a *advice) check() error {
 
 // print reads the cluster once, and writes what the pods need.
 func (a *advice) print(ctx context.Context, client kube.Interface, file config.ConfigMapKey, w io.Writer) error {
-	out, err := a.read(ctx, client, file)
+	out, err := a.answer(ctx, client, file)
 	switch {
 	case ctx.Err() != nil:
 		return &cli.ExitError{Code: cli.ExitInterrupted, Err: errors.New("interrupted")}
@@ -157,6 +176,20 @@ func (a *advice) print(ctx context.Context, client kube.Interface, file config.C
 		return err
 	}
 	return out.verdict()
+}
+
+// answer is what the command prints, and the verdict that it ends with.
+type answer interface {
+	text(format string, p paper) (string, error)
+	verdict() error
+}
+
+// answer reads the cluster once.
+func (a *advice) answer(ctx context.Context, client kube.Interface, file config.ConfigMapKey) (answer, error) {
+	if a.explain || a.defrag {
+		return a.fragments(ctx, client)
+	}
+	return a.read(ctx, client, file)
 }
 
 // read reads the cluster, and finds what the pods need.

@@ -196,6 +196,17 @@ func (w adviser) read(a *advice) *advised {
 	return out
 }
 
+// ofNodes is what the command finds of nodes.
+func (w adviser) ofNodes(a *advice) *fragmented {
+	w.T.Helper()
+	a.now = time.Now()
+	out, err := a.fragments(w.T.Context(), clientset.Of(w.Client))
+	if err != nil {
+		w.T.Fatal(err)
+	}
+	return out
+}
+
 func TestScreensOfAdvice(t *testing.T) {
 	text.EnableColors()
 	t.Cleanup(text.DisableColors)
@@ -204,8 +215,9 @@ func TestScreensOfAdvice(t *testing.T) {
 		few := w.read(&advice{})
 		w.more()
 		many := w.read(&advice{whatIf: map[string]int{"3g.40gb": 2}, pending: true})
+		explained, together := w.ofNodes(&advice{explain: true, names: []string{"gpu-2", "gpu-1"}}), w.ofNodes(&advice{defrag: true})
 		for _, width := range []int{160, 80} {
-			for name, out := range map[string]*advised{"advise": few, "advise-many": many} {
+			for name, out := range map[string]answer{"advise": few, "advise-many": many, "advise-explain": explained, "advise-defrag": together} {
 				plain, err := out.text("", paper{width: width, now: time.Now()})
 				if err != nil {
 					t.Fatal(err)
@@ -227,6 +239,10 @@ func TestScreensOfAdvice(t *testing.T) {
 				t.Fatal(err)
 			}
 			golden(t, "testdata/advise."+format, said)
+			if said, err = explained.text(format, paper{}); err != nil {
+				t.Fatal(err)
+			}
+			golden(t, "testdata/advise-explain."+format, said)
 		}
 	})
 }

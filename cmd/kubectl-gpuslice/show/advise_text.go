@@ -95,27 +95,29 @@ func begins(at time.Time, p paper) string {
 
 // drawCut draws a GPU before and after a change, with the pods that have its instances.
 func drawCut(node string, c *judge.Cut, p paper) []string {
-	const before, after = indent + "before ", indent + "after  "
-	p.width -= len(before) - len(indent)
-	row := func(heading string, instances []judge.Instance) string {
-		slots := max(1, min(c.Slices, mostSlices))
-		cells := []picture.Cell{{At: 0, Size: slots, Names: []string{"MIG off"}}}
-		if instances != nil {
-			cells = nil
-		}
-		for _, i := range instances {
-			profile, _, _ := strings.Cut(i.Is, "@")
-			short, _, _ := strings.Cut(profile, ".")
-			names := []string{profile, short}
-			if len(i.Pods) > 0 {
-				names = append([]string{profile + " " + strings.Join(i.Pods, ", ")}, names...)
-			}
-			cells = append(cells, picture.Cell{At: i.At, Size: i.Size, Names: names})
-		}
-		return text.Snip(heading+picture.Slices(slots, cells, p.drawn()), p.width+len(before)-len(indent), "…")
-	}
 	out := p.block(indent, fmt.Sprintf("GPU %d of %s", c.GPU, node))
-	return append(out, row(before, c.Before), row(after, c.After))
+	return append(out, drawSlices(indent+"before ", c.Slices, c.Before, p), drawSlices(indent+"after  ", c.Slices, c.After, p))
+}
+
+// drawSlices draws the memory slices of a GPU on a line, with the pods that have its instances; nil is MIG off.
+func drawSlices(heading string, slots int, instances []judge.Instance, p paper) string {
+	width := p.width
+	p.width -= len(heading) - len(indent)
+	slots = max(1, min(slots, mostSlices))
+	cells := []picture.Cell{{At: 0, Size: slots, Names: []string{"MIG off"}}}
+	if instances != nil {
+		cells = nil
+	}
+	for _, i := range instances {
+		profile, _, _ := strings.Cut(i.Is, "@")
+		short, _, _ := strings.Cut(profile, ".")
+		names := []string{profile, short}
+		if len(i.Pods) > 0 {
+			names = append([]string{profile + " " + strings.Join(i.Pods, ", ")}, names...)
+		}
+		cells = append(cells, picture.Cell{At: i.At, Size: i.Size, Names: names})
+	}
+	return text.Snip(heading+picture.Slices(slots, cells, p.drawn()), width, "…")
 }
 
 // listedNames joins the first names, and counts the rest.

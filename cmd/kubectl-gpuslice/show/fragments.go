@@ -1,0 +1,236 @@
+package show
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/jedib0t/go-pretty/v6/text"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"sigs.k8s.io/yaml"
+
+	"github.com/gpuslice/gpuslice/agent/plan/demand"
+	"github.com/gpuslice/gpuslice/cmd/internal/cli"
+	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/cluster"
+	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/judge"
+	"github.com/gpuslice/gpuslice/config/sanitize"
+	"github.com/gpuslice/gpuslice/drain/kube"
+)
+
+// fragmented is what advise --explain and --defrag print.
+type fragmented struct {
+	Nodes []nodeFragments `json:"nodes"`
+	Notes []string        `json:"notes,omitempty"`
+
+	pool bool // of all nodes together
+}
+
+// nodeFragments are those of a node, with the commands.
+type nodeFragments struct {
+	judge.Fragments
+	Commands map[string]string `json:"commands,omitempty"` // by profile, for those of which the node has none free
+}
+
+// fragments explains the free slices of nodes.
+func (a *advice) fragments(ctx context.Context, client kube.Interface) (*fragmented, error) {
+	c, err := judge.ReadFor(ctx, client, func(p *corev1.Pod) bool { return p.Spec.NodeName != "" })
+	if err != nil {
+		return nil, err
+	}
+	nodes, err := a.pick(c.Nodes)
+	if err != nil {
+		return nil, err
+	}
+	var seen advised
+	q := judge.Question{Cluster: c, All: true, Now: a.now, Status: seen.statusOf(a.now)}
+	for i := range c.Pods {
+		if isPending(&c.Pods[i]) {
+			q.Pending = append(q.Pending, c.Pods[i])
+		}
+	}
+	out := &fragmented{pool: a.defrag, Notes: seen.Notes}
+	for i, f := range judge.Explain(q, nodes) {
+		one := nodeFragments{Fragments: f, Commands: map[string]string{}}
+		for _, p := range f.Profiles {
+			m := adviceFor{Move: judge.Move{Node: f.Node, Request: p.Request}}
+			if m.command(nodes[i]); m.Command != "" && len(p.Cuts) > 0 {
+				one.Commands[p.Profile] = m.Command
+			}
+		}
+		out.Nodes = append(out.Nodes, one)
+	}
+	return out, nil
+}
+
+// pick returns the nodes that the user names or selects; without either, all of which an agent reports.
+func (a *advice) pick(all []corev1.Node) (out []*corev1.Node, err error) {
+	selector, err := labels.Parse(a.selector)
+	if err != nil {
+		return nil, fmt.Errorf("reading the selector %q: %w", a.selector, err)
+	}
+	named := map[string]bool{}
+	for _, name := range a.names {
+		named[strings.TrimPrefix(name, "node/")] = true
+	}
+	for i := range all {
+		n := &all[i]
+		switch {
+		case len(named) > 0 && !named[n.Name], !selector.Matches(labels.Set(n.Labels)):
+		case len(named) > 0 || a.selector != "" || !cluster.ReportOf(n).None():
+			out = append(out, n)
+			delete(named, n.Name)
+		}
+		if len(named) == 0 && len(a.names) > 0 {
+			break
+		}
+	}
+	if len(named) > 0 {
+		return nil, fmt.Errorf("there is no node %s; see kubectl get nodes", sanitize.Listed(slices.Sorted(maps.Keys(named))))
+	}
+	if len(out) == 0 {
+		return nil, errors.New("no agent has ever reported on any of these nodes")
+	}
+	slices.SortFunc(out, func(a, b *corev1.Node) int { return cmp.Compare(a.Name, b.Name) })
+	return out, nil
+}
+
+// text returns it in the format of the flag.
+func (out *fragmented) text(format string, p paper) (string, error) {
+	switch format {
+	case formatJSON:
+		said, err := json.MarshalIndent(out, "", "  ")
+		return string(said) + "\n", err
+	case formatYAML:
+		said, err := yaml.Marshal(out)
+		return string(said), err
+	}
+	p.width = cmp.Or(p.width, paperWidth)
+	var parts []string
+	if out.pool {
+		parts = append(parts, strings.Join(out.smallest(p), "\n"))
+	} else {
+		for i := range out.Nodes {
+			parts = append(parts, strings.Join(out.Nodes[i].explain(p), "\n"))
+		}
+	}
+	for _, note := range out.Notes {
+		parts = append(parts, strings.Join(p.block("note: ", note), "\n"))
+	}
+	return strings.Join(parts, "\n\n") + "\n", nil
+}
+
+// verdict is none: it is no question of yes or no.
+func (out *fragmented) verdict() error { return nil }
+
+// explain draws a node's GPUs, and says what its free slices can be used for.
+func (f *nodeFragments) explain(p paper) []string {
+	out := []string{p.cut(p.paint(sanitize.Cut(f.Node, longestPod), text.Bold))}
+	if f.Unknown != "" {
+		return append(out, p.block(indent, f.Unknown)...)
+	}
+	free, all, lost := 0, 0, 0
+	for _, g := range f.GPUs {
+		free, all, lost = free+g.Free, all+g.Slices, lost+g.Lost
+	}
+	said := fmt.Sprintf("memory slices: %d of %d free", free, all)
+	if lost > 0 {
+		said += fmt.Sprintf(", of which %d would be left over if each GPU had the largest instance that fits", lost)
+	}
+	out = append(out, p.block(indent, said)...)
+	if f.Dynamic {
+		out = append(out, p.block(indent, "NVIDIA's DRA driver cuts these GPUs for claims")...)
+	}
+	for i := range f.GPUs {
+		g := &f.GPUs[i]
+		fits := "nothing more fits"
+		switch {
+		case len(g.Pods) > 0:
+			fits = listedNames(g.Pods) + " has all of it"
+		case g.Largest != "":
+			fits = "the largest instance that fits is " + sanitize.Cut(g.Largest, longestPod)
+		}
+		out = append(out, p.block(indent, fmt.Sprintf("GPU %d: %d of %d free; %s", g.GPU, g.Free, g.Slices, fits))...)
+		if g.Instances != nil {
+			out = append(out, drawSlices(indent, g.Slices, g.Instances, p))
+		}
+	}
+	return append(out, "", tabulate(f.Profiles, roomColumns, false, p))
+}
+
+var roomColumns = []column[judge.HasRoom]{
+	{name: "profile", of: func(r *judge.HasRoom, _ paper) string { return profileName(r.Profile) }},
+	{name: "free", of: func(r *judge.HasRoom, _ paper) string { return fmt.Sprint(r.Idle) }},
+	{name: "possible", of: func(r *judge.HasRoom, _ paper) string { return fmt.Sprint(r.Possible) }},
+	{name: "for one would have to leave", folds: true, of: func(r *judge.HasRoom, _ paper) string { return leavers(r) }},
+}
+
+// leavers are the fewest pods that would have to leave for one device.
+func leavers(r *judge.HasRoom) string {
+	if len(r.Leave) == 0 {
+		return ""
+	}
+	return fmt.Sprintf("%s (%s)", listedNames(r.Leave), cli.Counted(r.Lost, "slice"))
+}
+
+func profileName(name string) string {
+	if name == demand.Whole {
+		return "whole GPU"
+	}
+	return sanitize.Cut(name, longestPod)
+}
+
+// smallest says for each profile where the nodes together could have one more at the least cost.
+func (out *fragmented) smallest(p paper) (lines []string) {
+	best, at, free := map[string]*judge.HasRoom{}, map[string]*nodeFragments{}, map[string]int{}
+	var order []string
+	for i := range out.Nodes {
+		f := &out.Nodes[i]
+		for n := range f.Profiles {
+			r := &f.Profiles[n]
+			if !slices.Contains(order, r.Profile) {
+				order = append(order, r.Profile)
+			}
+			free[r.Profile] += r.Idle
+			can := r.Possible > 0 || len(r.Leave) > 0
+			if old := best[r.Profile]; can && (old == nil || cmp.Or(cmp.Compare(len(r.Leave), len(old.Leave)), cmp.Compare(r.Lost, old.Lost)) < 0) {
+				best[r.Profile], at[r.Profile] = r, f
+			}
+		}
+	}
+	for _, profile := range order {
+		lines = append(lines, smallestOf(profile, free[profile], best[profile], at[profile], p)...)
+	}
+	if len(lines) == 0 {
+		return p.block("", "no agent has reported GPUs of these nodes that can be cut")
+	}
+	return lines
+}
+
+// smallestOf says what one more device of the profile takes.
+func smallestOf(profile string, free int, r *judge.HasRoom, f *nodeFragments, p paper) []string {
+	lines := []string{p.paint(profileName(profile), text.Bold)}
+	switch {
+	case free > 0:
+		return append(lines, p.block(indent, fmt.Sprintf("%d free", free))...)
+	case r == nil:
+		return append(lines, p.block(indent, "none could be made")...)
+	}
+	said := "a change of node " + f.Node + " makes one, and no pod has to leave"
+	if len(r.Leave) > 0 {
+		said = fmt.Sprintf("on node %s, if %s would leave: %s", f.Node, cli.Counted(len(r.Leave), "pod"), leavers(r))
+	}
+	lines = append(lines, p.block(indent, said)...)
+	for i := range r.Cuts {
+		lines = append(lines, drawCut(f.Node, &r.Cuts[i], p)...)
+	}
+	if command := f.Commands[profile]; command != "" {
+		lines = append(lines, indent+"$ "+command)
+	}
+	return lines
+}
