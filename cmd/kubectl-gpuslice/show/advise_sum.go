@@ -201,6 +201,7 @@ func (out *advised) sum() {
 type nodeSum struct {
 	pods, lost int
 	leave      map[string]bool
+	begins     time.Time // the latest of the moves: each needs those before it
 	spelled    proposal // by the last move that a label can spell
 }
 
@@ -213,8 +214,11 @@ func (s *nodeSum) add(m *adviceFor) {
 	for _, p := range m.Leave {
 		s.leave[p] = true
 	}
+	if m.Begins.After(s.begins) {
+		s.begins = m.Begins
+	}
 	if m.Command != "" {
-		s.spelled = proposal{Node: m.Node, Config: m.Config, Command: m.Command, Pods: s.pods, Leave: len(s.leave), Lost: s.lost, Begins: m.Begins}
+		s.spelled = proposal{Node: m.Node, Config: m.Config, Command: m.Command, Pods: s.pods, Leave: len(s.leave), Lost: s.lost, Begins: s.begins}
 	}
 }
 

@@ -483,8 +483,9 @@ func TestAProposalEndsWhereNoLabelCanSpellMore(t *testing.T) {
 		return adviceFor{Move: judge.Move{Node: "gpu-1", Request: map[int]nvml.Request{0: {}}, Leave: leave, Lost: lost}, Config: command, Command: command}
 	}
 	out := advised{Moves: []adviceFor{move("one", 1, "team/a"), move("two", 2, "team/a", "team/b"), move("", 4, "team/c")}}
+	out.Moves[0].Begins = screenTime
 	out.sum()
-	if diff := gocmp.Diff([]proposal{{Node: "gpu-1", Config: "two", Command: "two", Pods: 2, Leave: 2, Lost: 3}}, out.Proposals); diff != "" {
+	if diff := gocmp.Diff([]proposal{{Node: "gpu-1", Config: "two", Command: "two", Pods: 2, Leave: 2, Lost: 3, Begins: screenTime}}, out.Proposals); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
 	}
 }
