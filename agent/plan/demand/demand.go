@@ -386,15 +386,14 @@ func (c *cutter) cut(chosen []nvml.Placed) (out []option) {
 	// The solver counts devices that are in use, and not what their pods have: another request may cost these less.
 	if o := c.solve(chosen, keep); o != nil && o.cost.Lost <= c.takes(chosen) {
 		return []option{*o}
-	} else if o != nil {
-		out = append(out, *o)
 	}
 	// Or a profile that the GPU holds once, or an engine that it has once, is in use elsewhere on it.
-	for set := range 1<<len(keep) - 1 {
+	all := c.gpu.Geometry()
+	for set := range 1 << len(all) {
 		var kept []nvml.Placed
-		for i := range keep {
-			if set&(1<<i) != 0 {
-				kept = append(kept, keep[i])
+		for i := range all {
+			if set&(1<<i) != 0 && (!c.fewest || slices.Contains(keep, all[i])) {
+				kept = append(kept, all[i])
 			}
 		}
 		if o := c.solve(chosen, kept); o != nil {

@@ -19,7 +19,8 @@ import (
 // Bounds of what is read of a status, which any user who can write the node can write. No machine has more.
 const (
 	mostGPUs      = 64
-	mostInstances = 16 // of one GPU
+	mostInstances = 8  // of one GPU
+	mostPlaces    = 8  // of a profile
 	mostProfiles  = 32 // of one model
 	mostSlices    = 16 // of memory, and for computing
 )
@@ -83,7 +84,7 @@ func modelOf(m api.Model) (g nvml.GPU, ok bool) {
 				return g, false
 			}
 		}
-		if p.Slices < 1 || p.Slices > mostSlices || p.Size < 1 || p.Size > mostSlices || p.Max < 0 || p.Max > mostSlices || len(p.At) > mostSlices {
+		if p.Slices < 1 || p.Slices > mostSlices || p.Size < 1 || p.Size > mostSlices || p.Max < 0 || p.Max > mostInstances || len(p.At) > mostPlaces {
 			return g, false
 		}
 		g.Profiles = append(g.Profiles, out)

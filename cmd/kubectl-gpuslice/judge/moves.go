@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -88,7 +89,7 @@ type Question struct {
 }
 
 // Moves says of each pending pod what it needs to run, in the order in which the scheduler tries them: by priority, then by age. Each move counts on those
-// before it. The lists are of one moment; ctx bounds the allocation of devices alone.
+// before it. The lists are of one moment. What is not found before ctx ends is not known.
 func Moves(ctx context.Context, q Question) []Move {
 	m := movesOf(q)
 	pending := slices.SortedFunc(slices.Values(pointers(q.Pending)), func(a, b *corev1.Pod) int {
@@ -201,6 +202,9 @@ func (m *moves) of(ctx context.Context, p *corev1.Pod) Move {
 	case len(p.Spec.SchedulingGates) > 0:
 		return Move{Verdict: Gated, Reason: gates(p)}
 	}
+	if n := len(wantOf(p)); n > mostKinds {
+		return Move{Verdict: NotKnown, Reason: fmt.Sprintf("it requests %d kinds of devices, and up to %d are looked at", n, mostKinds)}
+	}
 	if name := m.missingClass(p); name != "" {
 		return Move{Verdict: NotGPU, Reason: "it asks for devices of DeviceClass " + name + ", which is not there"}
 	}
@@ -212,6 +216,9 @@ func (m *moves) of(ctx context.Context, p *corev1.Pod) Move {
 	}
 	return out
 }
+
+// mostKinds bounds the kinds of devices of one pod: there is no end to the ways to divide many among the GPUs of all nodes.
+const mostKinds = 3
 
 // gates says which gates keep the scheduler from the pod.
 func gates(p *corev1.Pod) string {
@@ -274,7 +281,11 @@ func (m *moves) look(ctx context.Context, c *alike, p *corev1.Pod, i int) *found
 
 // admits adds whether the node has all that the pod needs now. It returns true if it may lack GPUs alone.
 func (m *moves) admits(ctx context.Context, f *found, p *corev1.Pod, n *corev1.Node) bool {
-	if _, changing := n.Annotations[config.AnnotationJournal]; changing && n.Spec.Unschedulable {
+	switch _, changing := n.Annotations[config.AnnotationJournal]; {
+	case ctx.Err() != nil:
+		f.unknown = errors.New("looking at the nodes takes too long")
+		return false
+	case changing && n.Spec.Unschedulable:
 		f.unknown = fmt.Errorf("%s is being changed", n.Name)
 		return false
 	}

@@ -238,6 +238,24 @@ func TestWhatAPendingPodNeeds(t *testing.T) {
 			change: func(p *corev1.Pod) { p.Spec.SchedulerName = "kai-scheduler" },
 			want:   "WillFit gpu-1", says: "kai-scheduler, decides",
 		},
+		"many kinds of devices": {
+			build: func(c *pool) { c.node("gpu-1", "off") },
+			change: func(p *corev1.Pod) {
+				for _, name := range []corev1.ResourceName{"nvidia.com/mig-1g.10gb", "nvidia.com/mig-2g.20gb", "nvidia.com/mig-4g.40gb"} {
+					p.Spec.Containers[0].Resources.Requests[name] = resource.MustParse("1")
+				}
+			},
+			want: "NotKnown", says: "4 kinds of devices",
+		},
+		"a status with places without end": {
+			build: func(c *pool) {
+				c.node("gpu-1", "off")
+				m := h100
+				m.Profiles = []api.Profile{{Name: "3g.40gb", Slices: 1, Size: 1, At: []int{0, 1, 2, 3, 4, 5, 6, 7, 8, 9}, Max: 8}}
+				c.status["gpu-1"].Models = []api.Model{m}
+			},
+			want: "NotKnown", says: "a model that cannot be",
+		},
 		"no agent": {
 			build: func(c *pool) { c.node("gpu-1", "off"); c.status["gpu-1"] = &api.Status{} },
 			want:  "NotKnown", says: "no agent has reported its GPUs",
