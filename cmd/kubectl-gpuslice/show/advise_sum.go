@@ -202,7 +202,7 @@ type nodeSum struct {
 	pods, lost int
 	leave      map[string]bool
 	begins     time.Time // the latest of the moves: each needs those before it
-	spelled    proposal // by the last move that a label can spell
+	spelled    proposal  // by the last move that a label can spell
 }
 
 func (s *nodeSum) add(m *adviceFor) {

@@ -316,6 +316,13 @@ func TestAdvice(t *testing.T) {
 		"what if too many":      {build: idle, args: "--what-if 3g.40gb=600,gpu=600", code: 1, says: []string{"it may have 1000"}},
 		"what if":               {build: then(idle, waits), args: "--what-if 3g.40gb=1", says: []string{"what-if/3g.40gb-1  NeedsRecut", cut}, not: "team/a"},
 		"what if, and the rest": {build: then(idle, waits), args: "--pending --what-if 3g.40gb=1", says: []string{"team/a", "gpu0_2x3g.40gb"}},
+		"what if, after pods of the least priority": {
+			build: func(w adviser) {
+				w.pool("gpu-1", "3g.40gb@0")
+				w.pod("team/a", mig3, func(p *corev1.Pod) { p.Spec.Priority = new(int32(-1000)) })
+			},
+			args: "--pending --what-if 3g.40gb=1", says: []string{"team/a  WillFit\n"},
+		},
 		"what if behind a taint": {
 			build: then(idle, taint("nvidia.com/gpu")), args: "--what-if gpu=1", says: []string{"what-if/gpu-1  NeedsRecut", "gpu0_off"},
 		},
@@ -494,7 +501,7 @@ func TestAProposalEndsWhereNoLabelCanSpellMore(t *testing.T) {
 func TestNamesInAdviceForgeNothing(t *testing.T) {
 	const evil, word = "x\x1b[2J\nFAKE\u202e", "x\x1b[2J\u202e"
 	inPool(t, func(w adviser) {
-		w.pool("gpu-"+evil, "3g.40gb@0:team/a"+word+" 1g.10gb@4:team/b")
+		w.pool("gpu-"+evil, "3g.40gb@0:team/a"+word+" 1g.10gb@4:team/b"+word)
 		w.pool("cpu-"+evil, "1g.10gb@0:team/lost")
 		w.pool("old-"+evil, "1g.10gb@0:team/old")
 		w.Edit("old-"+evil, func(n *corev1.Node) {
