@@ -27,12 +27,13 @@ const (
 
 // hardware are the GPUs of a node by its agent's status, and which pods have what.
 type hardware struct {
-	gpus    []demand.GPU
-	given   map[string]string // pending pods by what moves have given them: "3" or "3/4"
-	planned bool              // moves change the node
-	dynamic bool              // NVIDIA's DRA driver cuts them for claims
-	claims  bool              // NVIDIA's DRA driver offers them
-	unknown string            // why it is not known how they can be cut, and what that would take; empty if it is
+	gpus      []demand.GPU
+	given     map[string]string // pending pods by what moves have given them: "3" or "3/4"
+	planned   bool              // moves change the node
+	disturbed bool              // by more than instances in free places
+	dynamic   bool              // NVIDIA's DRA driver cuts them for claims
+	claims    bool              // NVIDIA's DRA driver offers them
+	unknown   string            // why it is not known how they can be cut, and what that would take; empty if it is
 }
 
 // hardwareOf reads the status of a node. Pods are those on the node; all says that they are all of the cluster's, and claims are the pods that have a device of

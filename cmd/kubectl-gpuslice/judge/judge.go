@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
@@ -235,6 +236,9 @@ func (r *running) place(ctx context.Context, p *corev1.Pod, from string, in room
 // fits returns why the pod has no place on the node; empty if it has one, and has the devices then. The error says why that is not known.
 func (r *running) fits(ctx context.Context, p *corev1.Pod, n *corev1.Node, in room) (why string, err error) {
 	if _, changing := n.Annotations[config.AnnotationJournal]; changing && n.Spec.Unschedulable { // and its agent gives it back
+		if selectsAnother(n, p) {
+			return elsewhere, nil
+		}
 		return "", fmt.Errorf("%s is being changed", n.Name)
 	}
 	needs := r.devices.classes.countable(Requests(p), n)
@@ -251,6 +255,20 @@ func (r *running) fits(ctx context.Context, p *corev1.Pod, n *corev1.Node, in ro
 		return in.devices.place(ctx, n, p)
 	}
 	return "", nil
+}
+
+// elsewhere says that the pod's own rules keep it from a node.
+const elsewhere = "excluded by the pod's node selector or affinity"
+
+// selectsAnother reports whether the pod's node selector excludes the node also when its change has ended: no profile publishes Kubernetes' own labels.
+func selectsAnother(n *corev1.Node, p *corev1.Pod) bool {
+	for key, value := range p.Spec.NodeSelector {
+		domain, _, _ := strings.Cut(key, "/")
+		if has := n.Labels[key]; has != value && (domain == "kubernetes.io" || strings.HasSuffix(domain, ".kubernetes.io")) {
+			return true
+		}
+	}
+	return false
 }
 
 // mayPreempt reports whether the pod would have a place on the node without the pods of lower priority.
@@ -303,7 +321,7 @@ func keeps(n *corev1.Node, p *corev1.Pod, free, needs corev1.ResourceList) strin
 		return "not ready"
 	}
 	if fits, err := nodeaffinity.GetRequiredNodeAffinity(p).Match(n); err != nil || !fits {
-		return "excluded by the pod's node selector or affinity"
+		return elsewhere
 	}
 	repels := func(t *corev1.Taint) bool {
 		return t.Effect == corev1.TaintEffectNoSchedule || t.Effect == corev1.TaintEffectNoExecute

@@ -184,6 +184,11 @@ func TestWhatTheSchedulerAloneKnowsIsNotKnown(t *testing.T) {
 			n := &c.Nodes[1]
 			n.Spec.Unschedulable, n.Annotations = true, map[string]string{config.AnnotationJournal: "{}"}
 		}, "gpu-2 is being changed", false},
+		"another node that is being changed, and the pod is for another host": {func(c *Cluster, p *corev1.Pod) {
+			n := &c.Nodes[1]
+			n.Spec.Unschedulable, n.Annotations = true, map[string]string{config.AnnotationJournal: "{}"}
+			p.Spec.NodeSelector = map[string]string{corev1.LabelHostname: "gpu-1"}
+		}, "", true},
 		"a lower priority there":          {full(lower), "it may preempt pods on gpu-2", false},
 		"the same priority there":         {full(func(p *corev1.Pod) { p.Spec.Priority = new(int32(7)) }), "", true},
 		"a lower priority that has ended": {full(func(p *corev1.Pod) { p.Status.Phase = corev1.PodSucceeded }), "", false},

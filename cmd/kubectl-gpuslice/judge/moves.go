@@ -52,6 +52,7 @@ type Move struct {
 	Lost     int       `json:"slicesLost,omitempty"` // memory slices that they have on the node
 	Begins   time.Time `json:"begins,omitzero"`      // when the change may begin; zero for now, or where it never may
 	Budgets  []string  `json:"budgets,omitempty"`    // what keeps those that leave
+	Stuck    bool      `json:"stuck,omitempty"`      // not all of them would leave
 	Notes    []string  `json:"notes,omitempty"`
 
 	// Node's changed GPUs by this move and those before it, by index.
@@ -80,8 +81,8 @@ type Instance struct {
 type Question struct {
 	Cluster *Cluster
 	Pending []corev1.Pod
-	// Status has the report of a node's agent.
-	Status func(n *corev1.Node) api.Status
+	// Status has the report of a node's agent. Unknown says why it does not count.
+	Status func(n *corev1.Node) (s api.Status, unknown string)
 	// Opens returns when a change of the node may begin: now, or later; the zero time for never.
 	Opens func(n *corev1.Node, now time.Time) time.Time
 	All   bool // the pods of the cluster are all that there are
@@ -114,7 +115,11 @@ func movesOf(q Question) *moves {
 	claims := m.devices.holders()
 	for i := range q.Cluster.Nodes {
 		n := &q.Cluster.Nodes[i]
-		m.hardware[n.Name] = hardwareOf(n, q.Status(n), m.on[n.Name], q.All, claims)
+		s, unknown := q.Status(n)
+		m.hardware[n.Name] = hardwareOf(n, s, m.on[n.Name], q.All, claims)
+		if unknown != "" {
+			m.hardware[n.Name] = &hardware{unknown: unknown}
+		}
 	}
 	m.room = m.roomWithout(Leaving{})
 	m.search = demand.Asked(m.requested())
@@ -537,6 +542,7 @@ func (out *Move) judged(j Judgement) {
 	}
 	switch closed := slices.ContainsFunc(j.Budgets, func(b Budget) bool { return b.Allowed <= 0 }); {
 	case j.Stuck != "" || len(j.Doubled) > 0:
+		out.Stuck = true
 		out.Reason += "; they would not all leave"
 	case closed:
 		out.Verdict = NeedsCordon
@@ -548,7 +554,8 @@ func (out *Move) judged(j Judgement) {
 
 // opens says when the change may begin.
 func (m *moves) opens(out *Move, n *corev1.Node) {
-	if m.question.Opens == nil || !disturbs(out.Cuts) {
+	h := m.hardware[n.Name] // the command asks for all changes of the node so far
+	if h.disturbed = h.disturbed || disturbs(out.Cuts); m.question.Opens == nil || !h.disturbed {
 		return
 	}
 	at := m.question.Opens(n, m.question.Now)

@@ -115,7 +115,7 @@ func (c *pool) moves(opens func(*corev1.Node, time.Time) time.Time, pending ...*
 }
 
 func (c *pool) question(opens func(*corev1.Node, time.Time) time.Time, pending ...*corev1.Pod) Question {
-	q := Question{Cluster: &c.Cluster, All: true, Now: now, Opens: opens, Status: func(n *corev1.Node) api.Status { return *c.status[n.Name] }}
+	q := Question{Cluster: &c.Cluster, All: true, Now: now, Opens: opens, Status: func(n *corev1.Node) (api.Status, string) { return *c.status[n.Name], "" }}
 	for _, p := range pending {
 		q.Pending = append(q.Pending, *p)
 	}

@@ -330,19 +330,22 @@ func whereabouts(p *corev1.Pod) string {
 	}
 }
 
-// statusOf has the report of a node's agent. Of an agent that is silent, or does not see its GPUs, the report is of an earlier state: it counts for nothing.
-func (out *advised) statusOf(now time.Time) func(n *corev1.Node) api.Status {
-	return func(n *corev1.Node) api.Status {
+// statusOf has the report of a node's agent. Of an agent that is silent, does not see its GPUs, or has not answered the node's labels yet, the report is of an
+// earlier state: it counts for nothing.
+func (out *advised) statusOf(now time.Time) func(n *corev1.Node) (api.Status, string) {
+	return func(n *corev1.Node) (api.Status, string) {
 		r := cluster.ReportOf(n)
 		switch silent := r.Silence(now); {
 		case silent > 0:
 			out.silent, out.longest = append(out.silent, n.Name), max(out.longest, silent)
-			return api.Status{}
+			return api.Status{}, "its agent has been silent for " + age(now.Add(-silent), now)
 		case r.StandsAlone():
 			out.blind = append(out.blind, n.Name)
-			return api.Status{}
+			return api.Status{}, "its agent does not see the GPUs now"
+		case r.AnswersAnother(n):
+			return api.Status{}, "its agent has not answered yet what its labels ask for"
 		default:
-			return r.Status
+			return r.Status, ""
 		}
 	}
 }

@@ -233,7 +233,7 @@ func resourceOf(request string) string {
 // none reports whether nothing that is known lets the pod run.
 func (m *adviceFor) none() bool {
 	never := []judge.Verdict{judge.TooLarge, judge.Gated, judge.NotGPU}
-	return slices.Contains(never, m.Verdict) || m.Verdict == judge.NeedsDrain && m.Node == "" || m.Verdict == judge.NeedsWindow && m.Begins.IsZero()
+	return m.Stuck || slices.Contains(never, m.Verdict) || m.Verdict == judge.NeedsDrain && m.Node == "" || m.Verdict == judge.NeedsWindow && m.Begins.IsZero()
 }
 
 // verdict is the error that the command ends with; nil if each pod can run.

@@ -137,7 +137,12 @@ func (w adviser) screen() {
 	w.pool("gpu-1", "3g.40gb@0:team-a/train-7 2g.20gb@4:team-b/serve-0 1g.10gb@6:team-b/notebook-1")
 	w.pool("gpu-2", "off:team-a/whole-0", "1g.10gb@0:team-a/small-0 1g.10gb@1 1g.10gb@4")
 	w.pool("gpu-3", "off")
-	w.Edit("gpu-2", func(n *corev1.Node) { n.Labels[config.LabelProfile] = "research" })
+	w.Edit("gpu-2", func(n *corev1.Node) {
+		n.Labels[config.LabelProfile] = "research"
+		s := cluster.ReportOf(n).Status
+		s.Label, s.Desired = config.LabelProfile, "research"
+		agenttest.States(n, s)
+	})
 	w.Edit("gpu-3", func(n *corev1.Node) { n.Labels["night"] = "true" })
 	w.maintenance(`
 apiVersion: gpuslice.io/v1alpha1
