@@ -388,43 +388,51 @@ func parts(left demand.Want) []demand.Want {
 	return out
 }
 
-// onGPU requests every set of instances that are there, together with what is wanted.
+// onGPU is the least cost of a part of what is wanted on one GPU.
 func (b brute) onGPU(number int, g *demand.GPU, part demand.Want) (best int, can bool) {
 	instances := maps.Clone(part)
 	delete(instances, demand.Whole)
 	maps.DeleteFunc(instances, func(_ string, n int) bool { return n == 0 })
-	leave := map[string]bool{}
-	for _, p := range g.All {
-		leave[p] = true
-	}
-	switch {
-	case part[demand.Whole] > 1 || part[demand.Whole] == 1 && (len(instances) > 0 || len(g.All) > 0 && !b.fewest):
-		return 0, false
-	case part[demand.Whole] == 1:
-		for _, pods := range g.On {
-			for _, p := range pods {
-				leave[p] = true
-			}
-		}
-		return b.of(leave), true
-	case len(instances) == 0:
+	switch whole := part[demand.Whole]; {
+	case whole == 0 && len(instances) == 0:
 		return 0, true
+	case whole == 0:
+		return b.cut(number, g, instances)
+	case whole > 1 || len(instances) > 0 || len(g.All) > 0 && !b.fewest:
+		return 0, false
 	}
-	for set := range 1 << len(g.Instances) {
+	leave := set(g.All)
+	for _, pods := range g.On {
+		maps.Copy(leave, set(pods))
+	}
+	return b.of(leave), true
+}
+
+func set(pods []string) map[string]bool {
+	out := map[string]bool{}
+	for _, p := range pods {
+		out[p] = true
+	}
+	return out
+}
+
+// cut requests every set of instances that are there, together with what is wanted.
+func (b brute) cut(number int, g *demand.GPU, instances demand.Want) (best int, can bool) {
+	gives := b.gives
+	if b.fewest {
+		gives = b.hasPlaces
+	}
+	for subset := range 1 << len(g.Instances) {
 		counts := map[string]int(maps.Clone(instances))
 		var kept []nvml.Instance
 		for i, instance := range g.Instances {
-			if set&(1<<i) != 0 {
+			if subset&(1<<i) != 0 {
 				counts[instance.Profile]++
 				kept = append(kept, instance)
 			}
 		}
-		gives := b.gives
-		if b.fewest {
-			gives = b.hasPlaces
-		}
 		if pods, ok := gives(number, g, counts, instances, kept); ok {
-			maps.Copy(pods, leave)
+			maps.Copy(pods, set(g.All))
 			if cost := b.of(pods); !can || cost < best {
 				best, can = cost, true
 			}
