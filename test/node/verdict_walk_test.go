@@ -33,7 +33,7 @@ var verdicts = flag.Int("verdicts", 6, "how many states TestTheFirstLineOfPlanAn
 
 // home is the label by which pods of a state find its node, and the node elsewhere: no change of a node publishes one of Kubernetes, so that changes of other
 // states are nothing to these pods.
-const home = "test.kubernetes.io/home"
+const home = "node.kubernetes.io/home"
 
 // drawn is a state of a node and of its cluster.
 type drawn struct {

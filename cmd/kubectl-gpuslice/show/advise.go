@@ -197,7 +197,7 @@ func (a *advice) read(ctx context.Context, client kube.Interface, file config.Co
 	c, err := judge.ReadFor(ctx, client, a.asks, a.whatIfs(nil)...)
 	lacks := "" // the right that the user lacks to see the cluster
 	if apierrors.IsForbidden(err) {
-		lacks, _, _ = strings.Cut(err.Error(), ": ")
+		lacks = "listing " + forbidden(err)
 		c, err = a.readOwn(ctx, client)
 	}
 	if err != nil {
@@ -222,6 +222,14 @@ func (a *advice) read(ctx context.Context, client kube.Interface, file config.Co
 		}
 	}
 	return out, nil
+}
+
+// forbidden is what the user may not list.
+func forbidden(err error) string {
+	if status, is := errors.AsType[*apierrors.StatusError](err); is && status.ErrStatus.Details != nil {
+		return sanitize.Cut(status.ErrStatus.Details.Kind, cluster.LongestWord)
+	}
+	return "what decides"
 }
 
 // asks reports whether the pod may be one of those to advise on.

@@ -260,9 +260,11 @@ func TestTheExampleOfThePageIsWhatAdviseSays(t *testing.T) {
 	}
 	inPool(t, func(w adviser) {
 		w.screen()
-		said, _ := w.advises("team-a/trainer-1")
-		if example := "$ kubectl gpuslice advise team-a/trainer-1\n" + said; !strings.Contains(string(page), example) {
-			t.Errorf("the page lacks:\n%s", example)
+		for _, args := range []string{"team-a/trainer-1", "--explain gpu-2"} {
+			said, _ := w.advises(strings.Fields(args)...)
+			if example := "$ kubectl gpuslice advise " + args + "\n" + said; !strings.Contains(string(page), example) {
+				t.Errorf("the page lacks:\n%s", example)
+			}
 		}
 	})
 }
