@@ -467,8 +467,18 @@ func (w *adviceWalk) holds(of advisedAll, before map[string]*corev1.Pod, said ma
 		if p := after[name]; p != nil && len(p.Status.Conditions) > 0 {
 			why = p.Status.Conditions[0].Message
 		}
-		w.missed = append(w.missed, fmt.Sprintf("%s (%s) was said to run on %s: %s\n%s", name, like, said[name], why, w.sayings(of, said[name], name)))
+		w.missed = append(w.missed, fmt.Sprintf("%s (%s) was said to run on %s: %s\n%s%s", name, like, said[name], why, w.elsewhere(before, after, said), w.sayings(of, said[name], name)))
 	}
+}
+
+// elsewhere are the pods that run where they were not said to.
+func (w *adviceWalk) elsewhere(before, after map[string]*corev1.Pod, said map[string]string) (out string) {
+	for name, p := range after {
+		if placedOn(p) && !placedOn(before[name]) && said[name] != p.Spec.NodeName {
+			out += fmt.Sprintf("%s (%s) runs on %s, and was said to on %q\n", name, w.like[p.Name], p.Spec.NodeName, said[name])
+		}
+	}
+	return out
 }
 
 // sayings is what was said of the pod and of its node, and how the node is now.

@@ -29,6 +29,8 @@ const (
 type hardware struct {
 	gpus      []demand.GPU
 	given     map[string]string // pending pods by what moves have given them: "3" or "3/4"
+	got       demand.Want       // what moves have given pods by changes
+	again     demand.Want       // what pods of DaemonSets request again that leave for that
 	planned   bool              // moves change the node
 	disturbed bool              // by more than instances in free places
 	dynamic   bool              // NVIDIA's DRA driver cuts them for claims
@@ -39,7 +41,7 @@ type hardware struct {
 // hardwareOf reads the status of a node. Pods are those on the node; all says that they are all of the cluster's, and claims are the pods that have a device of
 // NVIDIA's DRA driver.
 func hardwareOf(n *corev1.Node, s api.Status, pods []*corev1.Pod, all bool, claims map[types.UID]bool) *hardware {
-	h := &hardware{given: map[string]string{}, dynamic: s.Owner == api.OwnerDRADynamic, claims: s.Owner == api.OwnerDRAStatic || s.Owner == api.OwnerDRADynamic}
+	h := &hardware{given: map[string]string{}, got: demand.Want{}, dynamic: s.Owner == api.OwnerDRADynamic, claims: s.Owner == api.OwnerDRAStatic || s.Owner == api.OwnerDRADynamic}
 	switch {
 	case len(s.GPUs) == 0:
 		return &hardware{unknown: "no agent has reported its GPUs"}
@@ -198,6 +200,60 @@ func (h *hardware) empty() []demand.GPU {
 		out[i].Instances = slices.Clone(out[i].Instances)
 		for n := range out[i].Instances {
 			out[i].Instances[n].Devices = []nvml.Device{{Profile: out[i].Instances[n].Profile}}
+		}
+	}
+	return out
+}
+
+// with are the GPUs with pods that no change makes leave.
+func (h *hardware) with(stay func(pod string) bool) []demand.GPU {
+	named := func(pods []string) []string {
+		out := slices.Clone(pods)
+		for i, p := range out {
+			if stay(p) {
+				out[i] = demand.Stays
+			}
+		}
+		return out
+	}
+	out := slices.Clone(h.gpus)
+	for i := range out {
+		on := map[int][]string{}
+		for at, pods := range out[i].On {
+			on[at] = named(pods)
+		}
+		out[i].All, out[i].On = named(out[i].All), on
+	}
+	return out
+}
+
+// left are the devices that no pod has once a change is carried out and its pods have left; what it is for is among them, and what is restored for pods that
+// come back.
+func (h *hardware) left(r demand.Recut) demand.Want {
+	stays := func(pods []string, on string) bool {
+		_, given := h.given[on]
+		return slices.ContainsFunc(pods, func(p string) bool {
+			return p == demand.Stays && given || p != demand.Stays && !slices.Contains(r.Pods, p)
+		})
+	}
+	out := demand.Want{}
+	for i := range h.gpus {
+		g := &h.gpus[i]
+		enabled, after := g.Enabled, g.Geometry()
+		if at := slices.IndexFunc(r.Cuts, func(c demand.Cut) bool { return c.GPU == i }); at >= 0 {
+			enabled, after = r.Cuts[at].Request.MIG, r.Cuts[at].After
+		}
+		switch {
+		case g.Lost || stays(g.All, part(g, nil)):
+		case !enabled:
+			out[demand.Whole]++
+		default:
+			for _, p := range after {
+				kept := slices.ContainsFunc(g.Instances, func(i nvml.Instance) bool { return i.Placed == p })
+				if !kept || !stays(g.On[p.Start], part(g, &p)) {
+					out[p.Profile]++
+				}
+			}
 		}
 	}
 	return out

@@ -319,9 +319,59 @@ func (m *moves) wouldCut(f *found, n *corev1.Node) {
 		search = m.fewest
 	}
 	f.recut, f.can = search.Find(h.gpus, f.want)
+	if f.can && m.comeBack(f, n) {
+		f.recut, f.can = search.Find(h.with(func(p string) bool { return m.ofDaemonSet(p) != nil }), f.want)
+		f.can = f.can && !m.comeBack(f, n)
+	}
 	if f.can && !h.planned && len(f.recut.Pods) == 0 && (h.dynamic || len(f.recut.Cuts) == 0) {
 		f.can, f.why = false, "devices that it could have are free, and the scheduler gives it none"+m.tainted(n)
 	}
+}
+
+// ofDaemonSet is the pod if one of a DaemonSet; nil otherwise. Its successor comes to the same node, even behind the cordon, before any pod that waits.
+func (m *moves) ofDaemonSet(name string) *corev1.Pod {
+	p := m.pods[name]
+	if owner := controller(p); owner == nil || owner.Kind != "DaemonSet" {
+		return nil
+	}
+	return p
+}
+
+// comeBack reports whether pods of DaemonSets that leave for this move, or for those before it, would have what the moves are for: they request the same, and
+// there is not enough.
+func (m *moves) comeBack(f *found, n *corev1.Node) bool {
+	h := m.hardware[n.Name]
+	again := m.again(f.recut, n)
+	var left demand.Want
+	for kind, count := range again {
+		if f.want[kind] == 0 && h.got[kind] == 0 {
+			continue
+		}
+		if left == nil {
+			left = h.left(f.recut.Restored(h.gpus))
+		}
+		if left[kind] < count+f.want[kind] {
+			return true
+		}
+	}
+	return false
+}
+
+// again is what pods of DaemonSets request again after the change, and after the moves before it.
+func (m *moves) again(r demand.Recut, n *corev1.Node) demand.Want {
+	h := m.hardware[n.Name]
+	out := maps.Clone(h.again)
+	for _, name := range r.Pods {
+		if p := m.ofDaemonSet(name); p != nil {
+			if out == nil {
+				out = demand.Want{}
+			}
+			for kind, count := range h.named(wantOf(p), n) {
+				out[kind] += count
+			}
+		}
+	}
+	return out
 }
 
 // tainted names the taints of the node's devices.
@@ -461,6 +511,10 @@ func (m *moves) carryOut(n *corev1.Node, r demand.Recut, want demand.Want, p *co
 	out := Move{Verdict: NeedsRecut, Node: n.Name, Leave: r.Pods, Lost: r.Cost.Lost}
 	if m.asked[n.Name] == nil {
 		m.asked[n.Name] = map[int]nvml.Request{}
+	}
+	h.again = m.again(r, n)
+	for kind, count := range want {
+		h.got[kind] += count
 	}
 	var gpus []string
 	if h.dynamic {

@@ -102,6 +102,15 @@ func running1(namespace, name, node, resourceName string) *corev1.Pod {
 	return &p
 }
 
+// ofDaemonSet makes a DaemonSet the owner of a pod.
+func (c *pool) ofDaemonSet(name string) {
+	for i := range c.Pods {
+		if c.Pods[i].Name == name {
+			c.Pods[i].OwnerReferences = []metav1.OwnerReference{{Kind: "DaemonSet", Controller: new(true)}}
+		}
+	}
+}
+
 // moves are what the pending pods need, in lines.
 func (c *pool) moves(opens func(*corev1.Node, time.Time) time.Time, pending ...*corev1.Pod) []Move {
 	c.t.Helper()
@@ -194,6 +203,13 @@ func TestWhatAPendingPodNeeds(t *testing.T) {
 		"a profile with an attribute": {
 			build: func(c *pool) { c.node("gpu-1", "1g.10gb@0") }, asks: "nvidia.com/mig-1g.10gb.me",
 			want: "NeedsRecut gpu-1 0:1g.10gb@0+1g.10gb+me@1",
+		},
+		"a pod of a DaemonSet gets an instance elsewhere on the GPU": {
+			build: func(c *pool) {
+				c.node("gpu-1", "2g.20gb@0:team/a 1g.10gb@4:team/daemon")
+				c.ofDaemonSet("daemon")
+			},
+			want: "NeedsDrain gpu-1 0:2g.20gb@0+1g.10gb@2+3g.40gb@4 leave team/daemon (1)",
 		},
 		"larger than any node": {build: func(c *pool) { c.node("gpu-1", "off") }, asks: "nvidia.com/mig-3g.71gb", want: "TooLarge", says: "NVIDIA H100 80GB HBM3 7g.80gb"},
 		"more than any node": {
@@ -316,6 +332,41 @@ func TestWhatAPendingPodNeeds(t *testing.T) {
 			}
 			if all := strings.Join(append(append([]string{got.Reason}, got.Budgets...), got.Notes...), "\n"); !strings.Contains(all, row.says) {
 				t.Errorf("%q lacks %q", all, row.says)
+			}
+		})
+	}
+}
+
+// A pod of a DaemonSet that leaves a whole GPU is back before the pods that wait: it would have the GPU that another move has made whole.
+func TestAPodOfADaemonSetTakesNothingThatAMoveGives(t *testing.T) {
+	for name, row := range map[string]struct {
+		second string // GPU
+		asks   []string
+		want   []string
+	}{
+		"it would leave last": {
+			"1g.10gb@0:team/a", []string{"nvidia.com/gpu", "nvidia.com/mig-7g.80gb"},
+			[]string{"NeedsDrain gpu-1 1:off leave team/a (1)", "NeedsDrain"},
+		},
+		"it would leave first": {
+			"7g.80gb@0:team/a", []string{"nvidia.com/mig-1g.10gb", "nvidia.com/gpu"},
+			[]string{"NeedsDrain gpu-1 0:1g.10gb@0 leave team/daemon (8)", "NeedsDrain"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := &pool{t: t, status: map[string]*api.Status{}}
+			c.node("gpu-1", "off:team/daemon", row.second)
+			c.ofDaemonSet("daemon")
+			var pending []*corev1.Pod
+			for i, asks := range row.asks {
+				pending = append(pending, running1("team", fmt.Sprint("p", i), "", asks))
+			}
+			var got []string
+			for _, m := range c.moves(nil, pending...) {
+				got = append(got, line(m))
+			}
+			if diff := cmp.Diff(row.want, got); diff != "" {
+				t.Errorf("-want +got:\n%s", diff)
 			}
 		})
 	}
