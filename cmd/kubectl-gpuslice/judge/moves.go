@@ -67,8 +67,6 @@ type Cut struct {
 	Slices int        `json:"slices"` // memory slices of the GPU
 }
 
-// Geometry is how a GPU is cut; nil with MIG off.
-
 // Instance is a GPU instance at its place.
 type Instance struct {
 	Is   string   `json:"is"`   // "3g.40gb@4"
@@ -166,16 +164,20 @@ type found struct {
 	can     bool // there is a change after which it runs
 }
 
-// requested counts how often each profile is requested, by pods that run and pods that wait.
+// requested counts how often each profile is requested: by what pods have, by a claim or without one, and by what pods wait for.
 func (m *moves) requested() map[string]int {
-	out, counted := map[string]int{}, map[string]bool{}
-	for _, p := range slices.Concat(pointers(m.Pods), pointers(m.question.Pending)) {
-		name := p.Namespace + "/" + p.Name
-		if Ended(p) || counted[name] {
-			continue
+	out := map[string]int{}
+	for _, h := range m.hardware {
+		for i := range h.gpus {
+			g := &h.gpus[i]
+			out[demand.Whole] += len(g.All)
+			for _, held := range g.Held() {
+				out[held.Profile] += len(g.On[held.Start])
+			}
 		}
-		counted[name] = true
-		for kind, n := range wantOf(p) {
+	}
+	for i := range m.question.Pending {
+		for kind, n := range wantOf(&m.question.Pending[i]) {
 			out[kind] += n
 		}
 	}
