@@ -258,7 +258,7 @@ func (s *Search) options(g *GPU, kinds []string, want Want, total map[string]int
 	return out
 }
 
-// signature is the same for GPUs of which the options are.
+// signature is equal for GPUs with equal options.
 func signature(g *GPU, kinds []string, want Want, total map[string]int) string {
 	var b strings.Builder
 	number := map[string]int{} // pods by the order in which they appear: their names do not matter
@@ -475,7 +475,7 @@ func (c *cutter) solution(chosen, kept []nvml.Placed, request nvml.Request) (nvm
 	return out, nil
 }
 
-// outcome is the option of a solution in which the pod gets devices like those that were chosen.
+// outcome makes an option of a solution. The pod gets devices of the chosen profiles.
 func (c *cutter) outcome(chosen []nvml.Placed, solution nvml.Solution) option {
 	g := c.gpu
 	o := option{after: solution.Target, all: len(g.All) > 0, changes: !g.Enabled || len(solution.Destroy)+len(solution.Create)+len(solution.Change) > 0}
@@ -555,9 +555,8 @@ func with(g *GPU, held []nvml.Placed) nvml.GPU {
 	return out
 }
 
-// Fragments is how many memory slices of the GPU are free and cannot be used by what is requested, summed over all requests of the cluster: a request for
-// 3g.40gb counts each free slice that no further 3g.40gb could have, whatever idle instances there are. The measure is that of Weng et al., "Beware of
-// Fragmentation", USENIX ATC 2023.
+// Fragments counts the free memory slices of the GPU once for each request that cannot use them. A request for 3g.40gb cannot use a free slice if no further
+// 3g.40gb could have it; idle instances count as free. The measure follows Weng et al., "Beware of Fragmentation", USENIX ATC 2023.
 func (s *Search) Fragments(g *GPU) int {
 	return s.fragments(g, g.Held(), len(g.All) > 0)
 }

@@ -87,8 +87,8 @@ type Question struct {
 	Now   time.Time
 }
 
-// Moves says of each pending pod what it needs to run, in the order in which the scheduler tries them: by priority, then by age. Each move counts on those
-// before it. The lists are of one moment. What is not found before ctx ends is not known.
+// Moves says of each pending pod what it needs to run. Like the scheduler, it takes the pods by priority, then by age. Each move counts on those before it.
+// The lists are of one moment. Where ctx ends first, the verdict is NotKnown.
 func Moves(ctx context.Context, q Question) []Move {
 	m := movesOf(q)
 	pending := slices.SortedFunc(slices.Values(pointers(q.Pending)), func(a, b *corev1.Pod) int {
@@ -217,7 +217,7 @@ func (m *moves) of(ctx context.Context, p *corev1.Pod) Move {
 	}
 	out := m.find(ctx, p)
 	if name := p.Spec.SchedulerName; name != "" && name != corev1.DefaultSchedulerName {
-		out.Notes = append(out.Notes, fmt.Sprintf("its scheduler, %s, decides, and not kube-scheduler, by whose rules this is said", sanitize.Cut(name, longestKey)))
+		out.Notes = append(out.Notes, fmt.Sprintf("its scheduler, %s, decides; this follows the rules of kube-scheduler", sanitize.Cut(name, longestKey)))
 	} else if err := unchecked(p); err != nil {
 		out.Notes = append(out.Notes, err.Error())
 	}
@@ -473,10 +473,10 @@ func resourcesOf(kind string) []corev1.ResourceName {
 	return []corev1.ResourceName{corev1.ResourceName(name), corev1.ResourceName(name + nvml.SharedSuffix)}
 }
 
-// mostTried bounds how many changes are looked at whose pods cannot all leave, before one of them is named.
+// mostTried bounds the search for a change whose pods can all leave. After so many, the cheapest is named.
 const mostTried = 8
 
-// recut is the cheapest change after which the pod runs, of those whose pods can leave.
+// recut looks for the cheapest change after which the pod runs. It passes over changes whose pods cannot all leave, if there is another.
 func (m *moves) recut(ctx context.Context, c *alike, p *corev1.Pod) (Move, bool) {
 	var best []int
 	for i := range c.found {
@@ -569,7 +569,7 @@ func have(pods int) string {
 	return fmt.Sprintf("%d pods have", pods)
 }
 
-// freeResources are the free devices of the node, by resource; 0 for those of which it has none free.
+// freeResources are the free devices of the node, by resource. A resource without a free device has 0.
 func (h *hardware) freeResources() map[corev1.ResourceName]int {
 	out := map[corev1.ResourceName]int{nvml.ResourceGPU: 0}
 	for _, g := range h.gpus {

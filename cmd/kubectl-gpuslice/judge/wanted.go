@@ -20,8 +20,8 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// wantByClaims is what the pod would get of the node by its claims, and by claims that the scheduler makes for it, if the GPUs were cut for it: of each request
-// the smallest device that its selectors let pass. The error says why that is not known; none is a device of no model of the node.
+// wantByClaims returns what the node's GPUs would have to be cut into for the pod's claims, and for those that the scheduler makes for it: for each request
+// the smallest device that its selectors accept. None names a request that no GPU of the node can meet. The error says why it is not known.
 func (m *moves) wantByClaims(ctx context.Context, p *corev1.Pod, n *corev1.Node) (want demand.Want, none string, err error) {
 	wanted, named, err := m.room.devices.claimsOf(p, n)
 	switch {

@@ -108,7 +108,7 @@ went wrong; 130 interrupted.`,
 		},
 	}
 	c.Flags().StringVarP(&a.selector, "selector", "l", "", "select pending pods by their labels, as kubectl get does")
-	c.Flags().BoolVar(&a.pending, "pending", false, "all pending pods that request GPUs; so it is without an argument")
+	c.Flags().BoolVar(&a.pending, "pending", false, "all pending pods that request GPUs, as without an argument")
 	c.Flags().StringToIntVar(&a.whatIf, "what-if", nil, "pods that are not there: 3g.40gb=4 for four that each request one such instance, gpu=2 for whole GPUs")
 	c.Flags().BoolVar(&a.explain, "explain", false, "say what the free slices of nodes can be used for; the arguments and -l are of nodes")
 	c.Flags().BoolVar(&a.defrag, "defrag", false, "the same of the nodes together: the fewest pods that would have to leave for a device of each profile")
@@ -244,7 +244,7 @@ func (a *advice) asks(p *corev1.Pod) bool {
 	return err == nil && (a.only == "" || a.only == p.Namespace) && selector.Matches(labels.Set(p.Labels)) && a.others()
 }
 
-// others reports whether pods are asked for that are there.
+// others reports whether the user asks for pods of the cluster, not for those of --what-if alone.
 func (a *advice) others() bool {
 	return len(a.names) > 0 || a.selector != "" || a.pending || len(a.whatIf) == 0
 }

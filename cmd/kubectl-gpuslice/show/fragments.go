@@ -68,7 +68,7 @@ func (a *advice) fragments(ctx context.Context, client kube.Interface) (*fragmen
 	return out, nil
 }
 
-// pick returns the nodes that the user names or selects; without either, all of which an agent reports.
+// pick returns the nodes that the user names or selects. Without names and selector it returns all nodes with an agent's report.
 func (a *advice) pick(all []corev1.Node) (out []*corev1.Node, err error) {
 	selector, err := labels.Parse(a.selector)
 	if err != nil {
@@ -125,7 +125,7 @@ func (out *fragmented) text(format string, p paper) (string, error) {
 	return strings.Join(parts, "\n\n") + "\n", nil
 }
 
-// verdict is none: it is no question of yes or no.
+// verdict is always nil: an explanation has no exit code of its own.
 func (out *fragmented) verdict() error { return nil }
 
 // explain draws a node's GPUs, and says what its free slices can be used for.
@@ -140,7 +140,7 @@ func (f *nodeFragments) explain(p paper) []string {
 	}
 	said := fmt.Sprintf("memory slices: %d of %d free", free, all)
 	if lost > 0 {
-		said += fmt.Sprintf(", of which %d would be left over if each GPU had the largest instance that fits", lost)
+		said += fmt.Sprintf("; %d of these would be left over if each GPU had the largest instance that fits", lost)
 	}
 	out = append(out, p.block(indent, said)...)
 	if f.Dynamic {
