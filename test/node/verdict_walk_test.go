@@ -381,7 +381,7 @@ func (f *foretold) comes(said string, code int) {
 	switch {
 	case strings.HasPrefix(said, "begins "):
 		unsure := code == 5 || strings.Contains(said, "it is not known whether there are any")
-		if !unsure && strings.Contains(said, "deletes the pods") && f.patience == "1h" {
+		if !unsure && strings.Contains(said, "deletes the pods") && (f.patience == "1h" || f.asks) { // the rule asks for hours
 			f.await("a change that the budget keeps", func(n *corev1.Node) bool {
 				return fenced(n) && strings.Contains(condition(n).Message, f.namespace+"/x")
 			})
