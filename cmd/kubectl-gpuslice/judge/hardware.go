@@ -28,6 +28,7 @@ const (
 // hardware are the GPUs of a node by its agent's status, and which pods have what.
 type hardware struct {
 	gpus      []demand.GPU
+	replicas  map[string]int    // how often the node's plugin offers each device, by the kind
 	given     map[string]string // pending pods by what moves have given them: "3" or "3/4"
 	got       demand.Want       // what moves have given pods by changes
 	again     demand.Want       // what pods of DaemonSets request again that leave for that
@@ -73,6 +74,7 @@ func hardwareOf(n *corev1.Node, s api.Status, pods []*corev1.Pod, all bool, clai
 		h.gpus = append(h.gpus, out)
 	}
 	h.hold(s.Held, pods, all, claims)
+	h.replicas = h.replicasOn(n)
 	return h
 }
 

@@ -278,7 +278,7 @@ func (m *moves) alikeTo(p *corev1.Pod) *alike {
 func (m *moves) look(ctx context.Context, c *alike, p *corev1.Pod, i int) *found {
 	n, f := &m.Nodes[i], &c.found[i]
 	if !f.looked || f.version != m.version[n.Name] {
-		*f = found{looked: true, version: m.version[n.Name], want: m.hardware[n.Name].named(c.want, n)}
+		*f = found{looked: true, version: m.version[n.Name], want: m.hardware[n.Name].named(c.want)}
 		if m.admits(ctx, f, p, n) {
 			m.wouldCut(f, n)
 		}
@@ -368,7 +368,7 @@ func (m *moves) again(r demand.Recut, n *corev1.Node) demand.Want {
 			if out == nil {
 				out = demand.Want{}
 			}
-			for kind, count := range h.named(wantOf(p), n) {
+			for kind, count := range h.named(wantOf(p)) {
 				out[kind] += count
 			}
 		}
@@ -421,7 +421,7 @@ func (m *moves) byClaims(ctx context.Context, f *found, p *corev1.Pod, n *corev1
 
 // named is what is wanted by the names of profiles that the node's GPUs have: a resource has "." for the "+" of a profile. Of devices that are shared, a part
 // of one is enough.
-func (h *hardware) named(want demand.Want, n *corev1.Node) demand.Want {
+func (h *hardware) named(want demand.Want) demand.Want {
 	out := demand.Want{}
 	for kind, count := range want {
 		name := kind
@@ -432,7 +432,7 @@ func (h *hardware) named(want demand.Want, n *corev1.Node) demand.Want {
 				}
 			}
 		}
-		if replicas := h.replicas(name, n); replicas > 1 {
+		if replicas := h.replicas[name]; replicas > 1 {
 			count = (count + replicas - 1) / replicas
 		}
 		out[name] = count
@@ -440,28 +440,26 @@ func (h *hardware) named(want demand.Want, n *corev1.Node) demand.Want {
 	return out
 }
 
-// replicas is how often the node's plugin offers each device of the kind; 1 where it is not known.
-func (h *hardware) replicas(kind string, n *corev1.Node) int {
-	devices := 0
+// replicasOn is how often the node's plugin offers each device of a kind, before any move.
+func (h *hardware) replicasOn(n *corev1.Node) map[string]int {
+	out := map[string]int{}
 	for _, g := range h.gpus {
-		if kind == demand.Whole && !g.Enabled && !g.Lost {
-			devices++
+		if !g.Enabled && !g.Lost {
+			out[demand.Whole]++
 		}
 		for _, i := range g.Instances {
-			if i.Profile == kind {
-				devices++
-			}
+			out[i.Profile]++
 		}
 	}
-	if devices == 0 {
-		return 1
+	for kind, devices := range out {
+		offered := 0
+		for _, name := range resourcesOf(kind) {
+			of := n.Status.Allocatable[name]
+			offered += int(min(of.Value(), nvml.MaxDevices))
+		}
+		out[kind] = max(1, offered/devices)
 	}
-	offered := 0
-	for _, name := range resourcesOf(kind) {
-		of := n.Status.Allocatable[name]
-		offered += int(min(of.Value(), nvml.MaxDevices))
-	}
-	return max(1, offered/devices)
+	return out
 }
 
 // resourcesOf are the device plugin's names for a kind of device.
@@ -668,7 +666,7 @@ func (m *moves) impossible(ctx context.Context, c *alike, p *corev1.Pod) Move {
 // couldHave reports whether the node could have what the pod requests if it had no pod.
 func (m *moves) couldHave(ctx context.Context, c *alike, p *corev1.Pod, n *corev1.Node) bool {
 	h := m.hardware[n.Name]
-	want := h.named(c.want, n)
+	want := h.named(c.want)
 	if h.claims && m.devices.classes.asksByClaims(p) {
 		byClaims, none, err := m.wantByClaims(ctx, p, n)
 		if err != nil || none != "" {

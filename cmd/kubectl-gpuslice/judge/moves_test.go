@@ -337,29 +337,40 @@ func TestWhatAPendingPodNeeds(t *testing.T) {
 	}
 }
 
-// A pod of a DaemonSet that leaves a whole GPU is back before the pods that wait: it would have the GPU that another move has made whole.
-func TestAPodOfADaemonSetTakesNothingThatAMoveGives(t *testing.T) {
+// What a move says has to come with all of them, which the node's one label asks for at once.
+func TestMovesOfANodeComeTogether(t *testing.T) {
 	for name, row := range map[string]struct {
-		second string // GPU
-		asks   []string
-		want   []string
+		gpus []string
+		asks []string // "2 nvidia.com/gpu"
+		want []string
 	}{
-		"it would leave last": {
-			"1g.10gb@0:team/a", []string{"nvidia.com/gpu", "nvidia.com/mig-7g.80gb"},
+		// A pod of a DaemonSet is back before the pods that wait.
+		"a pod of a DaemonSet would have the GPU that is made whole": {
+			[]string{"off:team/daemon", "1g.10gb@0:team/a"},
+			[]string{"1 gpu", "1 mig-7g.80gb"},
 			[]string{"NeedsDrain gpu-1 1:off leave team/a (1)", "NeedsDrain"},
 		},
-		"it would leave first": {
-			"7g.80gb@0:team/a", []string{"nvidia.com/mig-1g.10gb", "nvidia.com/gpu"},
+		"a pod of a DaemonSet that has left would have it": {
+			[]string{"off:team/daemon", "7g.80gb@0:team/a"},
+			[]string{"1 mig-1g.10gb", "1 gpu"},
 			[]string{"NeedsDrain gpu-1 0:1g.10gb@0 leave team/daemon (8)", "NeedsDrain"},
+		},
+		"GPUs that are cut for others are not offered several times": {
+			[]string{"off", "off"},
+			[]string{"1 mig-7g.80gb", "3 gpu"},
+			[]string{"NeedsRecut gpu-1 0:7g.80gb@0", "TooLarge"},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c := &pool{t: t, status: map[string]*api.Status{}}
-			c.node("gpu-1", "off:team/daemon", row.second)
+			c.node("gpu-1", row.gpus...)
 			c.ofDaemonSet("daemon")
 			var pending []*corev1.Pod
 			for i, asks := range row.asks {
-				pending = append(pending, running1("team", fmt.Sprint("p", i), "", asks))
+				count, of, _ := strings.Cut(asks, " ")
+				p := running1("team", fmt.Sprint("p", i), "", "nvidia.com/"+of)
+				p.Spec.Containers[0].Resources.Requests[corev1.ResourceName("nvidia.com/"+of)] = resource.MustParse(count)
+				pending = append(pending, p)
 			}
 			var got []string
 			for _, m := range c.moves(nil, pending...) {
