@@ -28,21 +28,23 @@ const (
 // hardware are the GPUs of a node by its agent's status, and which pods have what.
 type hardware struct {
 	gpus      []demand.GPU
-	replicas  map[string]int    // how often the node's plugin offers each device, by the kind
-	given     map[string]string // pending pods by what moves have given them: "3" or "3/4"
-	got       demand.Want       // what moves have given pods by changes
-	again     demand.Want       // what pods of DaemonSets request again that leave for that
-	planned   bool              // moves change the node
-	disturbed bool              // by more than instances in free places
-	dynamic   bool              // NVIDIA's DRA driver cuts them for claims
-	claims    bool              // NVIDIA's DRA driver offers them
-	unknown   string            // why it is not known how they can be cut, and what that would take; empty if it is
+	given     map[string]string   // pending pods by what moves have given them: "3" or "3/4"
+	replicas  map[string]int      // how often the node's plugin offers each device, by the kind
+	before    map[int]*demand.GPU // GPUs that moves have changed, as they are until these are carried out, by index
+	leave     []string            // pods that have to leave for these
+	got       demand.Want         // what moves have given pods by changes
+	again     demand.Want         // what pods of DaemonSets request again that leave for that
+	planned   bool                // moves change the node
+	disturbed bool                // by more than instances in free places
+	dynamic   bool                // NVIDIA's DRA driver cuts them for claims
+	claims    bool                // NVIDIA's DRA driver offers them
+	unknown   string              // why it is not known how they can be cut, and what that would take; empty if it is
 }
 
 // hardwareOf reads the status of a node. Pods are those on the node; all says that they are all of the cluster's, and claims are the pods that have a device of
 // NVIDIA's DRA driver.
 func hardwareOf(n *corev1.Node, s api.Status, pods []*corev1.Pod, all bool, claims map[types.UID]bool) *hardware {
-	h := &hardware{given: map[string]string{}, got: demand.Want{}, dynamic: s.Owner == api.OwnerDRADynamic, claims: s.Owner == api.OwnerDRAStatic || s.Owner == api.OwnerDRADynamic}
+	h := &hardware{given: map[string]string{}, got: demand.Want{}, before: map[int]*demand.GPU{}, dynamic: s.Owner == api.OwnerDRADynamic, claims: s.Owner == api.OwnerDRAStatic || s.Owner == api.OwnerDRADynamic}
 	switch {
 	case len(s.GPUs) == 0:
 		return &hardware{unknown: "no agent has reported its GPUs"}
@@ -207,16 +209,19 @@ func (h *hardware) empty() []demand.GPU {
 	return out
 }
 
-// with are the GPUs with pods that no change makes leave.
-func (h *hardware) with(stay func(pod string) bool) []demand.GPU {
+// keeping are the GPUs with these pods as some that no change makes leave.
+func (h *hardware) keeping(stay map[string]bool) []demand.GPU {
+	if len(stay) == 0 {
+		return h.gpus
+	}
 	named := func(pods []string) []string {
-		out := slices.Clone(pods)
-		for i, p := range out {
-			if stay(p) {
-				out[i] = demand.Stays
+		pods = slices.Clone(pods)
+		for n, p := range pods {
+			if stay[p] {
+				pods[n] = demand.Stays
 			}
 		}
-		return out
+		return pods
 	}
 	out := slices.Clone(h.gpus)
 	for i := range out {
@@ -227,6 +232,60 @@ func (h *hardware) with(stay func(pod string) bool) []demand.GPU {
 		out[i].All, out[i].On = named(out[i].All), on
 	}
 	return out
+}
+
+// differs reports whether the agent, which knows the end of all moves and none of them, makes another pod leave of a GPU, or lets one stay in what a move gives.
+func (h *hardware) differs(c demand.Cut, leave []string) bool {
+	g := &h.gpus[c.GPU]
+	before := h.before[g.Index]
+	if before == nil || !c.Request.MIG || len(before.All) > 0 {
+		return false
+	}
+	solution, err := nvml.Solve(before.GPU, c.Request.Devices)
+	if err != nil {
+		return true
+	}
+	free := map[string]int{}
+	for _, p := range solution.Target {
+		free[p.Profile]++
+	}
+	for _, i := range before.Instances {
+		pods := before.On[i.Start]
+		switch goes := slices.Contains(solution.Destroy, i.Placed); {
+		case goes && slices.ContainsFunc(pods, func(p string) bool { return !slices.Contains(leave, p) && !slices.Contains(h.leave, p) }):
+			return true
+		case !goes && len(pods) > 0:
+			free[i.Profile]--
+		}
+	}
+	for _, p := range slices.Concat(c.Used, h.givenOn(g, before)) {
+		free[p.Profile]--
+	}
+	return slices.ContainsFunc(slices.Collect(maps.Values(free)), func(n int) bool { return n < 0 })
+}
+
+// givenOn are the instances of a GPU that moves have given to pods since it was as before.
+func (h *hardware) givenOn(g, before *demand.GPU) (out []nvml.Placed) {
+	for _, i := range g.Instances {
+		_, given := h.given[part(g, &i.Placed)]
+		if given && slices.Contains(g.On[i.Start], demand.Stays) && !slices.Contains(before.On[i.Start], demand.Stays) {
+			out = append(out, i.Placed)
+		}
+	}
+	return out
+}
+
+// remember keeps a GPU as it is before the first move changes it.
+func (h *hardware) remember(g *demand.GPU) {
+	if h.before[g.Index] != nil {
+		return
+	}
+	out := *g
+	out.Instances, out.On, out.All = slices.Clone(g.Instances), maps.Clone(g.On), slices.Clone(g.All)
+	for i := range out.Instances {
+		out.Instances[i].Devices = slices.Clone(out.Instances[i].Devices)
+	}
+	h.before[g.Index] = &out
 }
 
 // left are the devices that no pod has once a change is carried out and its pods have left; what it is for is among them, and what is restored for pods that
@@ -264,6 +323,7 @@ func (h *hardware) left(r demand.Recut) demand.Want {
 // cut gives a GPU the geometry of a change: pods that leave have nothing any more, and the pod has what it gets.
 func (h *hardware) cut(c demand.Cut, leave []string, pod string) {
 	g := &h.gpus[c.GPU]
+	h.remember(g)
 	gone := func(p string) bool { return slices.Contains(leave, p) }
 	before := g.On
 	stays := map[nvml.Placed]nvml.Instance{}

@@ -309,6 +309,9 @@ func (m *moves) admits(ctx context.Context, f *found, p *corev1.Pod, n *corev1.N
 	return !f.fits && f.why == "" && f.unknown == nil
 }
 
+// mostKept bounds how often a change is looked for that makes other pods leave, where it cannot be had by those of the cheapest.
+const mostKept = 4
+
 // wouldCut adds the cheapest change of the node after which it has what is wanted.
 func (m *moves) wouldCut(f *found, n *corev1.Node) {
 	h := m.hardware[n.Name]
@@ -320,10 +323,18 @@ func (m *moves) wouldCut(f *found, n *corev1.Node) {
 	if h.dynamic {
 		search = m.fewest
 	}
-	f.recut, f.can = search.Find(h.gpus, f.want)
-	if f.can && m.comeBack(f, n) {
-		f.recut, f.can = search.Find(h.with(func(p string) bool { return m.ofDaemonSet(p) != nil }), f.want)
-		f.can = f.can && !m.comeBack(f, n)
+	stay := map[string]bool{}
+	for range mostKept {
+		if f.recut, f.can = search.Find(h.keeping(stay), f.want); !f.can || !m.fails(f, n) {
+			break
+		}
+		f.can = false // it is so unless others are found that can leave
+		if len(f.recut.Pods) == 0 {
+			break
+		}
+		for _, p := range f.recut.Pods {
+			stay[p] = true
+		}
 	}
 	if f.can && !h.planned && len(f.recut.Pods) == 0 && (h.dynamic || len(f.recut.Cuts) == 0) {
 		f.can, f.why = false, "devices that it could have are free, and the scheduler gives it none"+m.tainted(n)
@@ -337,6 +348,12 @@ func (m *moves) ofDaemonSet(name string) *corev1.Pod {
 		return nil
 	}
 	return p
+}
+
+// fails reports whether the change comes to something else than the move and those before it say.
+func (m *moves) fails(f *found, n *corev1.Node) bool {
+	h := m.hardware[n.Name]
+	return !h.dynamic && slices.ContainsFunc(f.recut.Restored(h.gpus).Cuts, func(c demand.Cut) bool { return h.differs(c, f.recut.Pods) }) || m.comeBack(f, n)
 }
 
 // comeBack reports whether pods of DaemonSets that leave for this move, or for those before it, would have what the moves are for: they request the same, and
@@ -512,7 +529,7 @@ func (m *moves) carryOut(n *corev1.Node, r demand.Recut, want demand.Want, p *co
 	if m.asked[n.Name] == nil {
 		m.asked[n.Name] = map[int]nvml.Request{}
 	}
-	h.again = m.again(r, n)
+	h.again, h.leave = m.again(r, n), append(h.leave, r.Pods...)
 	for kind, count := range want {
 		h.got[kind] += count
 	}

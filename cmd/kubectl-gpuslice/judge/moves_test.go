@@ -355,6 +355,12 @@ func TestMovesOfANodeComeTogether(t *testing.T) {
 			[]string{"1 mig-1g.10gb", "1 gpu"},
 			[]string{"NeedsDrain gpu-1 0:1g.10gb@0 leave team/daemon (8)", "NeedsDrain"},
 		},
+		// The agent would leave team/a what it has, and make the third instance beside it.
+		"a pod would stay in the place of another": {
+			[]string{"2g.20gb@0:team/a 3g.40gb@4:team/b"},
+			[]string{"1 mig-2g.20gb", "1 mig-1g.10gb"},
+			[]string{"NeedsRecut gpu-1 0:2g.20gb@0+2g.20gb@2+3g.40gb@4", "NeedsDrain gpu-1 0:2g.20gb@0+2g.20gb@2+1g.10gb@4 leave team/b (4)"},
+		},
 		"GPUs that are cut for others are not offered several times": {
 			[]string{"off", "off"},
 			[]string{"1 mig-7g.80gb", "3 gpu"},
