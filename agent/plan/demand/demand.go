@@ -63,8 +63,8 @@ func (c Cost) plus(d Cost) Cost {
 	return Cost{Pods: c.Pods + d.Pods, Lost: c.Lost + d.Lost, Fragments: c.Fragments + d.Fragments, Calls: c.Calls + d.Calls, Free: c.Free + d.Free}
 }
 
-// Search finds changes. It remembers what it has found for GPUs that are alike, so that one Search serves many nodes and pods. It is not safe for several
-// goroutines.
+// Search finds changes. It remembers what it has found for GPUs that are alike, so that one Search serves many nodes and pods. GPUs of one Model and DeviceID
+// have to offer the same profiles. It is not safe for several goroutines.
 type Search struct {
 	asked  map[string]int
 	fewest bool
@@ -270,7 +270,7 @@ func signature(g *GPU, kinds []string, want Want, total map[string]int) string {
 			fmt.Fprintf(&b, "#%d=%d %t", number[p], total[p], p == Stays)
 		}
 	}
-	fmt.Fprintf(&b, "%s|%t%t|", g.Model, g.Capable, g.Enabled)
+	fmt.Fprintf(&b, "%s %x|%t%t|", g.Model, g.DeviceID, g.Capable, g.Enabled)
 	for _, k := range kinds {
 		fmt.Fprintf(&b, "%s=%d ", k, want[k])
 	}
@@ -566,7 +566,7 @@ func (s *Search) fragments(g *GPU, held []nvml.Placed, all bool) (n int) {
 	if all {
 		return 0
 	}
-	key := g.Model
+	key := g.Model + strconv.Itoa(int(g.DeviceID))
 	for _, p := range held {
 		key += " " + p.Profile + "@" + strconv.Itoa(p.Start)
 	}

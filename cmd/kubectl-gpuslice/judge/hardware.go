@@ -3,6 +3,7 @@ package judge
 import (
 	"fmt"
 	"maps"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -43,7 +44,7 @@ type hardware struct {
 
 // hardwareOf reads the status of a node. Pods are those on the node; all says that they are all of the cluster's, and claims are the pods that have a device of
 // NVIDIA's DRA driver.
-func hardwareOf(n *corev1.Node, s api.Status, pods []*corev1.Pod, all bool, claims map[types.UID]bool) *hardware {
+func hardwareOf(n *corev1.Node, s api.Status, pods []*corev1.Pod, all bool, claims map[types.UID]bool, known kinds) *hardware {
 	h := &hardware{given: map[string]string{}, got: demand.Want{}, before: map[int]*demand.GPU{}, dynamic: s.Owner == api.OwnerDRADynamic, claims: s.Owner == api.OwnerDRAStatic || s.Owner == api.OwnerDRADynamic}
 	switch {
 	case len(s.GPUs) == 0:
@@ -59,7 +60,7 @@ func hardwareOf(n *corev1.Node, s api.Status, pods []*corev1.Pod, all bool, clai
 	}
 	model := map[int]nvml.GPU{}
 	for _, m := range s.Models {
-		g, ok := modelOf(m)
+		g, ok := known.modelOf(m)
 		if !ok {
 			return &hardware{unknown: "its status has a model that cannot be"}
 		}
@@ -80,9 +81,20 @@ func hardwareOf(n *corev1.Node, s api.Status, pods []*corev1.Pod, all bool, clai
 	return h
 }
 
+// kinds number what models offer: a status may give a model's name to other profiles.
+type kinds map[string]uint32
+
+func (k kinds) of(m api.Model) uint32 {
+	offers := fmt.Sprint(m.Profiles)
+	if _, is := k[offers]; !is {
+		k[offers] = uint32(min(len(k), math.MaxInt32)) //nolint:gosec // it is bounded
+	}
+	return k[offers]
+}
+
 // modelOf is a GPU of the model; false for one that no GPU can be.
-func modelOf(m api.Model) (g nvml.GPU, ok bool) {
-	g = nvml.GPU{Model: m.Name, Capable: true}
+func (k kinds) modelOf(m api.Model) (g nvml.GPU, ok bool) {
+	g = nvml.GPU{Model: m.Name, DeviceID: k.of(m), Capable: true}
 	for _, p := range m.Profiles {
 		out := nvml.Profile{Name: p.Name, Slices: p.Slices, Max: p.Max, Engines: p.Engines}
 		for _, at := range p.At {

@@ -13,12 +13,15 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 	"k8s.io/utils/ptr"
 
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/plan/demand"
 	"github.com/gpuslice/gpuslice/cmd/internal/cli"
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/nodekeys"
 	"github.com/gpuslice/gpuslice/config/sanitize"
 	"github.com/gpuslice/gpuslice/nvml"
 )
@@ -110,11 +113,11 @@ func movesOf(q Question) *moves {
 		running: runningIn(q.Cluster), question: q, hardware: map[string]*hardware{}, version: map[string]int{}, seen: map[string]*alike{},
 		asked: map[string]map[int]nvml.Request{},
 	}
-	claims := m.devices.holders()
+	claims, known := m.devices.holders(), kinds{}
 	for i := range q.Cluster.Nodes {
 		n := &q.Cluster.Nodes[i]
 		s, unknown := q.Status(n)
-		m.hardware[n.Name] = hardwareOf(n, s, m.on[n.Name], q.All, claims)
+		m.hardware[n.Name] = hardwareOf(n, s, m.on[n.Name], q.All, claims, known)
 		if unknown != "" {
 			m.hardware[n.Name] = &hardware{unknown: unknown}
 		}
@@ -191,11 +194,11 @@ func wantOf(p *corev1.Pod) demand.Want {
 		kind := strings.TrimSuffix(string(name), nvml.SharedSuffix)
 		profile, part := strings.CutPrefix(kind, nvml.ResourceMIGPrefix)
 		switch {
-		case n.Value() <= 0 || n.Value() > nvml.MaxDevices:
+		case n.Value() <= 0:
 		case kind == nvml.ResourceGPU:
-			out[demand.Whole] += int(n.Value())
+			out[demand.Whole] += int(min(n.Value(), mostDevices+1))
 		case part:
-			out[profile] += int(n.Value())
+			out[profile] += int(min(n.Value(), mostDevices+1))
 		}
 	}
 	return out
@@ -209,8 +212,15 @@ func (m *moves) of(ctx context.Context, p *corev1.Pod) Move {
 	case len(p.Spec.SchedulingGates) > 0:
 		return Move{Verdict: Gated, Reason: gates(p)}
 	}
-	if n := len(wantOf(p)); n > mostKinds {
-		return Move{Verdict: NotKnown, Reason: fmt.Sprintf("it requests %d kinds of devices, and up to %d are looked at", n, mostKinds)}
+	ways := 1
+	for _, n := range wantOf(p) {
+		if n > mostDevices {
+			return Move{Verdict: TooLarge, Reason: fmt.Sprintf("no node has more than %d devices", mostDevices)}
+		}
+		ways = min(ways*(n+1), mostWays+1)
+	}
+	if ways > mostWays {
+		return Move{Verdict: NotKnown, Reason: "it requests so many devices of several kinds that the ways to divide them among GPUs are not looked at"}
 	}
 	if name := m.missingClass(p); name != "" {
 		return Move{Verdict: NotGPU, Reason: "it asks for devices of DeviceClass " + name + ", which is not there"}
@@ -224,8 +234,11 @@ func (m *moves) of(ctx context.Context, p *corev1.Pod) Move {
 	return out
 }
 
-// mostKinds bounds the kinds of devices of one pod: there is no end to the ways to divide many among the GPUs of all nodes.
-const mostKinds = 3
+// Bounds of what one pod requests: it may cost neither minutes, nor what is said of other pods.
+const (
+	mostDevices = mostGPUs * mostInstances // of one kind, as no node has more
+	mostWays    = 600                      // to divide devices of several kinds among GPUs
+)
 
 // gates says which gates keep the scheduler from the pod.
 func gates(p *corev1.Pod) string {
@@ -246,7 +259,7 @@ func (m *moves) find(ctx context.Context, p *corev1.Pod) Move {
 		if f := m.look(ctx, c, p, i); f.fits {
 			n := &m.Nodes[i]
 			m.room.take(n.Name, m.devices.classes.countable(Requests(p), n))
-			m.hardware[n.Name].take(c.want, p.Namespace+"/"+p.Name)
+			m.hardware[n.Name].take(m.gets(ctx, f, p, n), p.Namespace+"/"+p.Name)
 			m.version[n.Name]++
 			return Move{Verdict: WillFit, Reason: "node " + n.Name + " has what it requests", Node: n.Name}
 		}
@@ -255,6 +268,18 @@ func (m *moves) find(ctx context.Context, p *corev1.Pod) Move {
 		return out
 	}
 	return m.impossible(ctx, c, p)
+}
+
+// gets is what a pod that fits gets of the node.
+func (m *moves) gets(ctx context.Context, f *found, p *corev1.Pod, n *corev1.Node) demand.Want {
+	if !m.devices.classes.asksByClaims(p) {
+		return f.want
+	}
+	want, _, err := m.wantByClaims(ctx, p, n)
+	if err != nil { // some device of a claim that other pods may use, too
+		m.hardware[n.Name].unknown = "it is not known which devices " + p.Namespace + "/" + p.Name + " gets"
+	}
+	return want
 }
 
 // alikeTo is what was found for pods like this one.
@@ -280,7 +305,7 @@ func (m *moves) look(ctx context.Context, c *alike, p *corev1.Pod, i int) *found
 	if !f.looked || f.version != m.version[n.Name] {
 		*f = found{looked: true, version: m.version[n.Name], want: m.hardware[n.Name].named(c.want)}
 		if m.admits(ctx, f, p, n) {
-			m.wouldCut(f, n)
+			m.wouldCut(f, p, n)
 		}
 	}
 	return f
@@ -313,10 +338,13 @@ func (m *moves) admits(ctx context.Context, f *found, p *corev1.Pod, n *corev1.N
 const mostKept = 4
 
 // wouldCut adds the cheapest change of the node after which it has what is wanted.
-func (m *moves) wouldCut(f *found, n *corev1.Node) {
+func (m *moves) wouldCut(f *found, p *corev1.Pod, n *corev1.Node) {
 	h := m.hardware[n.Name]
 	if h.unknown != "" {
 		f.unknown = fmt.Errorf("%s: %s", n.Name, h.unknown)
+		return
+	}
+	if f.why = m.neverOffers(h, p, n); f.why != "" {
 		return
 	}
 	search := m.search
@@ -391,6 +419,44 @@ func (m *moves) again(r demand.Recut, n *corev1.Node) demand.Want {
 		}
 	}
 	return out
+}
+
+// neverOffers returns why the node would not offer what the pod requests under that name, however its GPUs are cut; empty if it would.
+func (m *moves) neverOffers(h *hardware, p *corev1.Pod, n *corev1.Node) string {
+	if !keepsLabels(n, p) {
+		return "the pod's node selector asks for labels of profile " + sanitize.Cut(n.Labels[config.LabelProfile], longestKey) + ", and a change takes the node out of that"
+	}
+	for name := range m.devices.classes.countable(Requests(p), n) {
+		kind, shared := strings.CutSuffix(string(name), nvml.SharedSuffix)
+		if !nvml.GPUResource(string(name)) {
+			continue
+		}
+		renamed := n.Status.Allocatable[corev1.ResourceName(kind+nvml.SharedSuffix)]
+		switch {
+		case h.claims:
+			return "NVIDIA's DRA driver offers its GPUs, and no DeviceClass has the resource " + sanitize.Cut(string(name), longestKey)
+		case shared == renamed.IsZero():
+			return "its device plugin does not offer GPUs under the name " + sanitize.Cut(string(name), longestKey)
+		case kind != nvml.ResourceGPU && n.Labels[config.LabelMIGStrategy] == string(config.MIGStrategyNone):
+			return "the MIG strategy of its device plugin is none"
+		}
+	}
+	return ""
+}
+
+// keepsLabels reports whether the pod's rules accept the node also when a command has taken it out of its profile, and of the labels of that.
+func keepsLabels(n *corev1.Node, p *corev1.Pod) bool {
+	if n.Labels[config.LabelProfile] == "" {
+		return true
+	}
+	var published nodekeys.Keys
+	if json.Unmarshal([]byte(n.Annotations[config.AnnotationPublished]), &published) != nil {
+		published = nodekeys.Keys{}
+	}
+	after := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.Name, Labels: maps.Clone(n.Labels)}}
+	maps.DeleteFunc(after.Labels, func(key, _ string) bool { _, is := published.Labels[key]; return is || key == config.LabelProfile })
+	fits, err := nodeaffinity.GetRequiredNodeAffinity(p).Match(after)
+	return err == nil && fits
 }
 
 // tainted names the taints of the node's devices.
@@ -516,7 +582,7 @@ func (m *moves) recut(ctx context.Context, c *alike, p *corev1.Pod) (Move, bool)
 		}
 	}
 	out := m.carryOut(&m.Nodes[chosen], c.found[chosen].recut, c.found[chosen].want, p)
-	out.judged(of)
+	m.judged(&out, of)
 	m.opens(&out, &m.Nodes[chosen])
 	return out, true
 }
@@ -604,7 +670,7 @@ func (h *hardware) freeResources() map[corev1.ResourceName]int {
 }
 
 // judged adds what keeps the pods that have to leave.
-func (out *Move) judged(j Judgement) {
+func (m *moves) judged(out *Move, j Judgement) {
 	for _, b := range j.Budgets {
 		out.Budgets = append(out.Budgets, b.String())
 	}
@@ -618,15 +684,47 @@ func (out *Move) judged(j Judgement) {
 	case closed:
 		out.Verdict = NeedsCordon
 	}
+	for _, name := range out.Leave {
+		note, stays := losing(m.pods[name])
+		out.Stuck = out.Stuck || stays
+		if note != "" {
+			out.Notes = append(out.Notes, name+" "+note)
+		}
+	}
 	for _, h := range j.Homeless {
 		out.Notes = append(out.Notes, fmt.Sprintf("%s fits on no other node: %s", h.Name, h.Why))
+	}
+}
+
+// losing says what is lost with a pod that has to leave, and whether no agent makes it leave.
+func losing(p *corev1.Pod) (note string, stays bool) {
+	switch {
+	case p == nil:
+		return "", false
+	case p.Annotations[corev1.MirrorPodAnnotationKey] != "":
+		return "is a static pod: only the file on the node ends it", true
+	case controller(p) == nil:
+		return "has no controller that makes it again: apply --force-unmanaged, or drain.unmanagedPods of the agents, allows that", false
+	case slices.ContainsFunc(p.Spec.Volumes, func(v corev1.Volume) bool {
+		return v.EmptyDir != nil && v.EmptyDir.Medium != corev1.StorageMediumMemory
+	}):
+		return "loses files on an emptyDir: apply --delete-emptydir-data, or drain.emptyDir of the agents, allows that", false
+	default:
+		return "", false
 	}
 }
 
 // opens says when the change may begin.
 func (m *moves) opens(out *Move, n *corev1.Node) {
 	h := m.hardware[n.Name] // the command asks for all changes of the node so far
-	if h.disturbed = h.disturbed || disturbs(out.Cuts); m.question.Opens == nil || !h.disturbed {
+	h.disturbed = h.disturbed || disturbs(out.Cuts)
+	why, held := n.Annotations[config.AnnotationHold]
+	switch {
+	case held:
+		out.Verdict = NeedsWindow
+		out.Notes = append(out.Notes, "node "+n.Name+" is on hold, and no change begins before that ends: "+sanitize.Message(why, longestKey))
+		return
+	case m.question.Opens == nil || !h.disturbed:
 		return
 	}
 	at := m.question.Opens(n, m.question.Now)
@@ -660,8 +758,8 @@ func (m *moves) impossible(ctx context.Context, c *alike, p *corev1.Pod) Move {
 		case f.unknown != nil:
 			unknown = cmp.Or(unknown, f.unknown)
 		case f.why != "":
-			barred = barred || can || h.unknown != "" && hasAny(n, c.want)
-			if can || hasAny(n, c.want) {
+			if can || h.unknown != "" && hasGPUs(n) || hasAny(n, c.want) {
+				barred = true
 				against[f.why]++
 			}
 		case can:
@@ -669,6 +767,8 @@ func (m *moves) impossible(ctx context.Context, c *alike, p *corev1.Pod) Move {
 		}
 	}
 	switch {
+	case holds && unknown != nil:
+		return Move{Verdict: NotKnown, Reason: "other pods have all that it could get of some nodes; of others it is not known: " + unknown.Error()}
 	case holds:
 		return Move{Verdict: NeedsDrain, Reason: "other pods have all that it could get, and no change of geometry takes one from them: one has to end"}
 	case unknown != nil:
@@ -705,6 +805,12 @@ func hasAny(n *corev1.Node, want demand.Want) bool {
 		}
 	}
 	return false
+}
+
+// hasGPUs reports whether the node shows GPUs, by its resources or by an agent's report.
+func hasGPUs(n *corev1.Node) bool {
+	_, reported := n.Annotations[config.AnnotationStatus]
+	return reported || slices.ContainsFunc(slices.Collect(maps.Keys(n.Status.Allocatable)), func(name corev1.ResourceName) bool { return nvml.GPUResource(string(name)) })
 }
 
 // largest names the largest profile of each model.

@@ -9,6 +9,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -151,6 +152,11 @@ func line(m Move) string {
 
 func TestWhatAPendingPodNeeds(t *testing.T) {
 	const mig3 = "nvidia.com/mig-3g.40gb"
+	requests := func(name, n string) func(p *corev1.Pod) {
+		return func(p *corev1.Pod) {
+			p.Spec.Containers[0].Resources.Requests = corev1.ResourceList{corev1.ResourceName(name): resource.MustParse(n)}
+		}
+	}
 	later := func(_ *corev1.Node, now time.Time) time.Time { return now.Add(time.Hour) }
 	for name, row := range map[string]struct {
 		build  func(c *pool)
@@ -254,15 +260,6 @@ func TestWhatAPendingPodNeeds(t *testing.T) {
 			change: func(p *corev1.Pod) { p.Spec.SchedulerName = "kai-scheduler" },
 			want:   "WillFit gpu-1", says: "kai-scheduler, decides",
 		},
-		"many kinds of devices": {
-			build: func(c *pool) { c.node("gpu-1", "off") },
-			change: func(p *corev1.Pod) {
-				for _, name := range []corev1.ResourceName{"nvidia.com/mig-1g.10gb", "nvidia.com/mig-2g.20gb", "nvidia.com/mig-4g.40gb"} {
-					p.Spec.Containers[0].Resources.Requests[name] = resource.MustParse("1")
-				}
-			},
-			want: "NotKnown", says: "4 kinds of devices",
-		},
 		"a status with places without end": {
 			build: func(c *pool) {
 				c.node("gpu-1", "off")
@@ -271,6 +268,88 @@ func TestWhatAPendingPodNeeds(t *testing.T) {
 				c.status["gpu-1"].Models = []api.Model{m}
 			},
 			want: "NotKnown", says: "a model that cannot be",
+		},
+		"more than 512 GPUs": {
+			build: func(c *pool) { c.node("gpu-1", "off") }, change: requests("nvidia.com/gpu", "1001"), want: "TooLarge", says: "more than 512 devices",
+		},
+		"many devices of several kinds": {
+			build: func(c *pool) { c.node("gpu-1", "off", "off") }, change: func(p *corev1.Pod) {
+				for _, name := range []corev1.ResourceName{"1g.10gb", "2g.20gb", "3g.40gb"} {
+					p.Spec.Containers[0].Resources.Requests["nvidia.com/mig-"+name] = resource.MustParse("15")
+				}
+			},
+			want: "NotKnown", says: "several kinds",
+		},
+		"a shared resource that no sharing offers": {
+			build: func(c *pool) { c.node("gpu-1", "1g.10gb@0") }, asks: "nvidia.com/gpu.shared", want: "NotGPU", says: "under the name nvidia.com/gpu.shared",
+		},
+		"a resource of the plugin on a node of the DRA driver": {
+			build: func(c *pool) { c.dra("gpu-1", "1g.10gb@0") }, want: "NotGPU", says: "no DeviceClass has the resource " + mig3,
+		},
+		"the strategy none": {
+			build: func(c *pool) {
+				c.node("gpu-1", "off").Labels = map[string]string{config.LabelMIGStrategy: "none"}
+			},
+			want: "NotGPU", says: "MIG strategy",
+		},
+		"a node on hold": {
+			build: func(c *pool) {
+				c.node("gpu-1", "1g.10gb@0").Annotations = map[string]string{config.AnnotationHold: "audit"}
+			},
+			want: "NeedsWindow gpu-1 0:1g.10gb@0+3g.40gb@4", says: "on hold, and no change begins before that ends: audit",
+		},
+		"a pod without a controller has to leave": {
+			build: func(c *pool) {
+				c.node("gpu-1", "7g.80gb@0:team/bare")
+				c.Pods[0].OwnerReferences = nil
+			},
+			want: "NeedsDrain gpu-1 0:3g.40gb@0 leave team/bare (8)", says: "team/bare has no controller",
+		},
+		"a pod with files on an emptyDir has to leave": {
+			build: func(c *pool) {
+				c.node("gpu-1", "7g.80gb@0:team/a")
+				c.Pods[0].Spec.Volumes = []corev1.Volume{{Name: "scratch", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}}}
+			},
+			want: "NeedsDrain gpu-1 0:3g.40gb@0 leave team/a (8)", says: "emptyDir",
+		},
+		"a static pod has to leave": {
+			build: func(c *pool) {
+				c.node("gpu-1", "7g.80gb@0:team/a")
+				c.Pods[0].Annotations = map[string]string{corev1.MirrorPodAnnotationKey: "x"}
+				c.Pods[0].OwnerReferences = []metav1.OwnerReference{{Kind: "Node", Name: "gpu-1", Controller: new(true)}}
+			},
+			want: "NeedsDrain gpu-1 0:3g.40gb@0 leave team/a (8)", says: "static",
+		},
+		"one node in use, and one of a silent agent": {
+			build: func(c *pool) {
+				c.node("gpu-1", "3g.40gb@0:team/a 3g.40gb@4:team/b")
+				c.node("gpu-2", "off")
+				c.status["gpu-2"] = &api.Status{}
+			},
+			want: "NotKnown", says: "gpu-2",
+		},
+		"a cordoned node of a silent agent": {
+			build: func(c *pool) {
+				c.node("gpu-1", "1g.10gb@0").Spec.Unschedulable = true
+				c.status["gpu-1"] = &api.Status{}
+			},
+			want: "NotGPU", says: "cordoned",
+		},
+		"a selector of the profile that the command takes away": {
+			build: func(c *pool) {
+				c.node("gpu-1", "1g.10gb@0").Labels = map[string]string{config.LabelProfile: "research"}
+			},
+			change: func(p *corev1.Pod) { p.Spec.NodeSelector = map[string]string{config.LabelProfile: "research"} },
+			want:   "NotGPU", says: "labels of profile research",
+		},
+		"a selector of a label that the profile has published": {
+			build: func(c *pool) {
+				n := c.node("gpu-1", "1g.10gb@0")
+				n.Labels = map[string]string{config.LabelProfile: "research", "workload-type": "research"}
+				n.Annotations = map[string]string{config.AnnotationPublished: `{"labels":{"workload-type":"research"}}`}
+			},
+			change: func(p *corev1.Pod) { p.Spec.NodeSelector = map[string]string{"workload-type": "research"} },
+			want:   "NotGPU", says: "labels of profile research",
 		},
 		"no agent": {
 			build: func(c *pool) { c.node("gpu-1", "off"); c.status["gpu-1"] = &api.Status{} },
@@ -430,5 +509,73 @@ func TestMovesFollowEachOther(t *testing.T) {
 	}
 	if want := `{"0":{"MIG":true,"Devices":{"1g.10gb":1,"2g.20gb":1,"3g.40gb":1}},"1":{"MIG":true,"Devices":{"3g.40gb":2}}}`; string(text) != want {
 		t.Errorf("the node's request is %s, want %s", text, want)
+	}
+}
+
+// What a move gives a pod, no later one gives to another or cuts away.
+func TestWhatAMoveGivesStays(t *testing.T) {
+	for name, row := range map[string]struct {
+		build func(c *pool) []*corev1.Pod
+		want  []string
+	}{
+		"an idle instance with an attribute is given, and cut away": {
+			func(c *pool) []*corev1.Pod {
+				c.node("gpu-1", "1g.10gb+me@0")
+				return []*corev1.Pod{running1("team", "p0", "", "nvidia.com/mig-1g.10gb.me"), running1("team", "p1", "", "nvidia.com/mig-7g.80gb")}
+			},
+			[]string{"WillFit", "NeedsDrain"},
+		},
+		"an idle instance with an attribute is given twice": {
+			func(c *pool) []*corev1.Pod {
+				c.node("gpu-1", "1g.10gb+me@0")
+				return []*corev1.Pod{
+					running1("team", "p0", "", "nvidia.com/mig-1g.10gb.me"), running1("team", "p1", "", "nvidia.com/mig-3g.40gb"), running1("team", "p2", "", "nvidia.com/mig-1g.10gb.me"),
+				}
+			},
+			[]string{"WillFit", "NeedsRecut", "NeedsDrain"},
+		},
+		"an idle device is given to a claim, and cut away": {
+			func(c *pool) []*corev1.Pod {
+				c.Classes = []resourcev1.DeviceClass{class()}
+				c.dra("gpu-1", "3g.40gb@0")
+				p0, p1 := running1("team", "p0", "", "cpu"), running1("team", "p1", "", "cpu")
+				c.claims(p0, migClass, ofProfile("3g.40gb"))
+				c.claims(p1, migClass, ofProfile("7g.80gb"))
+				return []*corev1.Pod{p0, p1}
+			},
+			[]string{"WillFit", "NeedsDrain"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := &pool{t: t, status: map[string]*api.Status{}}
+			var got []string
+			for _, m := range c.moves(nil, row.build(c)...) {
+				t.Log(line(m), m.Reason)
+				got = append(got, string(m.Verdict))
+			}
+			if diff := cmp.Diff(row.want, got); diff != "" {
+				t.Errorf("-want +got:\n%s", diff)
+			}
+		})
+	}
+}
+
+// One node's status may say that a model has other profiles. That changes nothing of what is said of other nodes.
+func TestAStatusSpeaksForItsNodeAlone(t *testing.T) {
+	for _, profiles := range [][]api.Profile{h100.Profiles[:1], {{Name: "3g.40gb", Slices: 3, Size: 4, At: []int{0}, Max: 1}}} {
+		c := &pool{t: t, status: map[string]*api.Status{}}
+		c.node("a-stolen", "off:team/x")
+		c.status["a-stolen"].Models[0].Profiles = profiles
+		c.node("gpu-1", "off:team/y")
+		c.node("gpu-2", "off")
+		c.status["gpu-2"].GPUs[0].UUID = "GPU-y"
+		c.node("b-stolen", "off")
+		c.Nodes[0], c.Nodes[3] = c.Nodes[3], c.Nodes[0]
+		c.status["b-stolen"].Models[0].Profiles = profiles
+		c.Nodes[0].Spec.Taints = nil
+		got := line(c.moves(nil, running1("team", "p", "", "nvidia.com/mig-7g.80gb"))[0])
+		if want := "NeedsRecut gpu-2 0:7g.80gb@0"; got != want {
+			t.Errorf("got %q, want %q", got, want)
+		}
 	}
 }
