@@ -87,6 +87,7 @@ func TestTheCheapestChangeIsFound(t *testing.T) {
 			"a pod that leaves has a place again", "3g.40gb=1", "1g.10gb@0:a 1g.10gb@4:b",
 			"0: 1g.10gb@0 1g.10gb@1 3g.40gb@4", "b",
 		},
+		{"of two pods or one, one leaves", "3g.40gb=1", "1g.20gb@2:a,b 1g.20gb@6:c", "0: 1g.20gb@0 1g.20gb@2 3g.40gb@4", "c"},
 		{"a whole GPU", "gpu=1", "1g.10gb@0:a; 1g.10gb@0", "1: off", ""},
 		{"a whole GPU is free", "gpu=1", "off:a; off", "", ""},
 		{"parts of two GPUs", "4g.40gb=2", "off; 3g.40gb@0:a; off:b", "0: 4g.40gb@0; 1: 4g.40gb@0 3g.40gb@4", "a"},
