@@ -389,18 +389,33 @@ func (c *cutter) cut(chosen []nvml.Placed) (out []option) {
 	}
 	// Or a profile that the GPU holds once, or an engine that it has once, is in use elsewhere on it.
 	all := c.gpu.Geometry()
+	if c.fewest {
+		all = keep
+	}
 	for set := range 1 << len(all) {
-		var kept []nvml.Placed
-		for i := range all {
-			if set&(1<<i) != 0 && (!c.fewest || slices.Contains(keep, all[i])) {
-				kept = append(kept, all[i])
+		if kept, is := chosenBy(set, all, !c.fewest); is {
+			if o := c.solve(chosen, kept); o != nil {
+				out = append(out, *o)
 			}
-		}
-		if o := c.solve(chosen, kept); o != nil {
-			out = append(out, *o)
 		}
 	}
 	return out
+}
+
+// chosenBy returns the instances with a bit in the set. If only their kinds matter, it is false for all sets of the same kinds but one.
+func chosenBy(set int, all []nvml.Placed, kinds bool) (out []nvml.Placed, is bool) {
+	for i, p := range all {
+		if set&(1<<i) != 0 {
+			out = append(out, p)
+			continue
+		}
+		for j := i + 1; kinds && j < len(all); j++ {
+			if set&(1<<j) != 0 && all[j].Profile == p.Profile && all[j].Compute == p.Compute {
+				return nil, false
+			}
+		}
+	}
+	return out, true
 }
 
 // takes is what instances at these places take from pods if all else stays where it is.
@@ -416,8 +431,12 @@ func (c *cutter) takes(chosen []nvml.Placed) int {
 
 // solve returns what becomes of the GPU if it has these instances, wherever; nil if that is impossible.
 func (c *cutter) solve(chosen, kept []nvml.Placed) *option {
+	all := slices.Concat(chosen, kept)
+	if tooMany(c.gpu, all) {
+		return nil
+	}
 	request := nvml.Request{MIG: true, Devices: map[string]int{}}
-	for _, p := range slices.Concat(chosen, kept) {
+	for _, p := range all {
 		for _, d := range p.Devices() {
 			request.Devices[d]++
 		}
@@ -445,6 +464,19 @@ func (c *cutter) solve(chosen, kept []nvml.Placed) *option {
 	o.request = request
 	c.solved[key] = &o
 	return &o
+}
+
+// tooMany reports whether the instances have more slices than the GPU. The solver would say so too, but takes its time to find out what fits instead.
+func tooMany(g *GPU, all []nvml.Placed) bool {
+	memory, compute, most := 0, 0, 0
+	for _, p := range all {
+		of, _ := g.Profile(p.Profile)
+		memory, compute = memory+p.Size, compute+of.Slices
+	}
+	for i := range g.Profiles {
+		most = max(most, g.Profiles[i].Slices)
+	}
+	return memory > g.MemorySlices() || compute > most
 }
 
 // solution is what becomes of the GPU by the solver; in a search for the fewest pods what was chosen and kept, if the GPU has room for it.
