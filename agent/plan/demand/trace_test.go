@@ -16,7 +16,10 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-var requests = flag.Int("requests", 100, "requests of each simulated trace")
+var (
+	requests = flag.Int("requests", 100, "requests of each simulated trace")
+	resume   = flag.Bool("resume", false, "pods that move go on where they were")
+)
 
 const (
 	fleet   = 32      // GPUs
@@ -144,7 +147,7 @@ func sizeOf(kind string) int {
 
 // cutting is a way to cut the pool. A pod has the number of its request.
 type cutting interface {
-	// place gives the pod a device, if it can. The pods that moved for that begin again.
+	// place gives the pod a device, if it can. It returns the pods that moved for that.
 	place(pod int, kind string) (moved []int, is bool)
 	// leave ends the pod.
 	leave(pod int)
@@ -241,7 +244,11 @@ func (s *simulation) start(i int, now float64) bool {
 	if !is {
 		return false
 	}
-	for _, pod := range append(moved, i) {
+	starts := []int{i}
+	if !*resume {
+		starts = append(starts, moved...)
+	}
+	for _, pod := range starts {
 		s.of[pod] = now + s.trace[pod].lasts
 		at, _ := slices.BinarySearchFunc(s.ends, s.of[pod], func(e end, at float64) int { return cmp.Compare(e.at, at) })
 		s.ends = slices.Insert(s.ends, at, end{at: s.of[pod], pod: pod})
