@@ -70,6 +70,7 @@ type Search struct {
 	fewest bool
 	known  map[string][]option
 	lacks  map[string]int // fragments, by model and held instances
+	stop   func() bool
 }
 
 // Asked returns a search that weighs fragments by how often each profile, or Whole, is requested. Of all changes it takes that which takes the fewest
@@ -78,10 +79,15 @@ func Asked(times map[string]int) *Search {
 	return &Search{asked: maps.Clone(times), known: map[string][]option{}, lacks: map[string]int{}}
 }
 
+// Until has the search end early when stop reports true. What it finds then is not all: the caller has to ask stop, too.
+func (s *Search) Until(stop func() bool) { s.stop = stop }
+
+func (s *Search) stopped() bool { return s.stop != nil && s.stop() }
+
 // FewestPods returns a search for the fewest pods that have to leave. It knows no solver: a pod may leave so that another gets the same device, and instances
 // that stay have their places.
 func (s *Search) FewestPods() *Search {
-	return &Search{asked: s.asked, fewest: true, known: map[string][]option{}, lacks: s.lacks}
+	return &Search{asked: s.asked, fewest: true, known: map[string][]option{}, lacks: s.lacks, stop: s.stop}
 }
 
 // mostStates bounds the ways to divide what a pod requests among GPUs. Eight GPUs have 56 devices, and pods request one or two kinds.
@@ -247,12 +253,16 @@ func (s *Search) options(g *GPU, kinds []string, want Want, total map[string]int
 		note(o)
 	}
 	c := cutter{Search: s, gpu: g, total: total, solved: map[string]*option{}}
-	each(g, kinds, want, nil, func(chosen []nvml.Placed) {
+	each(g, kinds, want, nil, func(chosen []nvml.Placed) bool {
 		for _, o := range c.cut(chosen) {
 			o.state = stateOf(chosen, kinds, want)
 			note(o)
 		}
+		return !s.stopped()
 	})
+	if s.stopped() {
+		return nil
+	}
 	out := slices.SortedFunc(maps.Values(found), func(a, b option) int { return cmp.Compare(a.state, b.state) })
 	s.known[key] = out
 	return out
@@ -300,8 +310,8 @@ func count(chosen []nvml.Placed, profile string) (n int) {
 	return n
 }
 
-// each yields every choice of places for some of the wanted devices, each once.
-func each(g *GPU, kinds []string, want Want, chosen []nvml.Placed, yield func([]nvml.Placed)) {
+// each yields every choice of places for some of the wanted devices, each once, until yield returns false. It returns false then.
+func each(g *GPU, kinds []string, want Want, chosen []nvml.Placed, yield func([]nvml.Placed) bool) bool {
 	for _, k := range kinds {
 		p, offers := g.Profile(k)
 		if !offers || count(chosen, k) >= min(want[k], p.Max) {
@@ -313,10 +323,12 @@ func each(g *GPU, kinds []string, want Want, chosen []nvml.Placed, yield func([]
 				continue
 			}
 			with := append(slices.Clone(chosen), next)
-			yield(with)
-			each(g, kinds, want, with, yield)
+			if !yield(with) || !each(g, kinds, want, with, yield) {
+				return false
+			}
 		}
 	}
+	return true
 }
 
 func overlapsAny(chosen []nvml.Placed, at nvml.Span) bool {

@@ -114,19 +114,17 @@ func (m *moves) hasRoom(h *hardware, profile string) HasRoom {
 			out.Possible += possible(g, profile)
 		}
 	}
-	search := m.search
-	if out.Possible == 0 {
-		search = m.fewest
-	}
-	found, can := search.Find(h.gpus, demand.Want{profile: 1})
-	if !can || out.Idle > 0 {
+	fewest, some := m.fewest.Find(h.gpus, demand.Want{profile: 1})
+	found, can := m.search.Find(h.gpus, demand.Want{profile: 1})
+	switch {
+	case out.Idle > 0 || !some:
+		return out
+	case !can || h.dynamic || len(found.Pods) > len(fewest.Pods) || found.Cost.Lost > fewest.Cost.Lost: // these have to end by themselves: the agent cuts otherwise, or not at all
+		out.Leave, out.Lost = fewest.Pods, fewest.Cost.Lost
 		return out
 	}
 	found = found.Restored(h.gpus)
 	out.Leave, out.Lost = found.Pods, found.Cost.Lost
-	if h.dynamic {
-		return out
-	}
 	out.Request = map[int]nvml.Request{}
 	for _, c := range found.Cuts {
 		g := &h.gpus[c.GPU]

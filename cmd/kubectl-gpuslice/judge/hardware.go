@@ -35,6 +35,7 @@ type hardware struct {
 	leave     []string            // pods that have to leave for these
 	got       demand.Want         // what moves have given pods by changes
 	again     demand.Want         // what pods of DaemonSets request again that leave for that
+	anywhere  []string            // pods that may have any device, as their agent does not know it
 	planned   bool                // moves change the node
 	disturbed bool                // by more than instances in free places
 	dynamic   bool                // NVIDIA's DRA driver cuts them for claims
@@ -160,7 +161,7 @@ func (h *hardware) hold(held []api.Held, pods []*corev1.Pod, all bool, claims ma
 		case !is:
 			pod = "a pod of another namespace"
 		case len(one.On) == 0:
-			h.unknown = "its agent does not know which devices " + pod + " has"
+			h.anywhere = append(h.anywhere, pod)
 		}
 		seen[pod] = true
 		for _, on := range one.On {

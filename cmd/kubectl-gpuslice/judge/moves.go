@@ -99,12 +99,32 @@ func Moves(ctx context.Context, q Question) []Move {
 			cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
 	})
 	var out []Move
+	spent := map[string]time.Duration{}
 	for _, p := range pending {
-		move := m.of(ctx, p)
+		began := time.Now()
+		move := m.within(ctx, p, namespaceTime-spent[p.Namespace])
+		spent[p.Namespace] += time.Since(began)
 		move.Pod, move.Since, move.Requests = p.Namespace+"/"+p.Name, p.CreationTimestamp.UTC(), Asked(p)
 		out = append(out, move)
 	}
 	return out
+}
+
+// namespaceTime bounds the search for the pods of a namespace: what its users request may take long, and that has to cost the others nothing.
+const namespaceTime = 5 * time.Second
+
+// within is the move of one pod that is found in so much time.
+func (m *moves) within(ctx context.Context, p *corev1.Pod, left time.Duration) Move {
+	ctx, cancel := context.WithTimeout(ctx, left)
+	defer cancel()
+	m.search.Until(func() bool { return ctx.Err() != nil })
+	m.fewest.Until(func() bool { return ctx.Err() != nil })
+	if ctx.Err() == nil {
+		if move := m.of(ctx, p); ctx.Err() == nil {
+			return move
+		}
+	}
+	return Move{Verdict: NotKnown, Reason: fmt.Sprintf("what the pods of namespace %s request takes too long to look at", sanitize.Cut(p.Namespace, longestKey))}
 }
 
 // movesOf is the cluster before the first move.
@@ -591,6 +611,9 @@ func (m *moves) recut(ctx context.Context, c *alike, p *corev1.Pod) (Move, bool)
 func (m *moves) carryOut(n *corev1.Node, r demand.Recut, want demand.Want, p *corev1.Pod) Move {
 	h := m.hardware[n.Name]
 	r = r.Restored(h.gpus)
+	if removes(r.Cuts, h.gpus) && len(h.anywhere) > 0 { // the agent makes these leave before it takes anything
+		r.Pods = slices.Compact(slices.Sorted(slices.Values(slices.Concat(r.Pods, h.anywhere))))
+	}
 	out := Move{Verdict: NeedsRecut, Node: n.Name, Leave: r.Pods, Lost: r.Cost.Lost}
 	if m.asked[n.Name] == nil {
 		m.asked[n.Name] = map[int]nvml.Request{}
@@ -735,6 +758,14 @@ func (m *moves) opens(out *Move, n *corev1.Node) {
 	case at.After(m.question.Now):
 		out.Verdict, out.Begins = NeedsWindow, at
 	}
+}
+
+// removes reports whether cuts take anything away.
+func removes(cuts []demand.Cut, gpus []demand.GPU) bool {
+	return slices.ContainsFunc(cuts, func(c demand.Cut) bool {
+		g := &gpus[c.GPU]
+		return g.Enabled != c.Request.MIG || slices.ContainsFunc(g.Instances, func(i nvml.Instance) bool { return !slices.Contains(c.After, i.Placed) })
+	})
 }
 
 // disturbs reports whether a change takes anything away. The agent does not wait to add instances in free places.

@@ -371,7 +371,14 @@ func TestWhatAPendingPodNeeds(t *testing.T) {
 				c.node("gpu-1", "1g.10gb@0:team/a 1g.10gb@4")
 				c.status["gpu-1"].Held[0].On = nil
 			},
-			want: "NotKnown", says: "which devices team/a has",
+			want: "NeedsDrain gpu-1 0:1g.10gb@0+3g.40gb@4 leave team/a (0)",
+		},
+		"a pod with any device, and free places": {
+			build: func(c *pool) {
+				c.node("gpu-1", "1g.10gb@0:team/a")
+				c.status["gpu-1"].Held[0].On = nil
+			},
+			want: "NeedsRecut gpu-1 0:1g.10gb@0+3g.40gb@4",
 		},
 		"the strategy single": {
 			build: func(c *pool) {
