@@ -480,6 +480,7 @@ func (w *adviceWalk) holds(of advisedAll, before map[string]*corev1.Pod, said ma
 	})
 	w.advised += len(said)
 	w.swapped += swapped
+	w.haveDevices(before, after, said)
 	for _, name := range left {
 		like := w.like[strings.TrimPrefix(name, w.namespace+"/")]
 		if by := w.displacedBy(name, before, after, said); by != "" {
@@ -491,6 +492,39 @@ func (w *adviceWalk) holds(of advisedAll, before map[string]*corev1.Pod, said ma
 			why = p.Status.Conditions[0].Message
 		}
 		w.missed = append(w.missed, fmt.Sprintf("%s (%s) was said to run on %s: %s\n%s%s", name, like, said[name], why, w.elsewhere(before, after, said), w.sayings(of, said[name], name)))
+	}
+}
+
+// haveDevices notes nodes that lack devices for pods which were said to run there: they are neither free, nor with pods that waited.
+func (w *adviceWalk) haveDevices(before, after map[string]*corev1.Pod, said map[string]string) {
+	w.t.Helper()
+	lacks := map[string]int{} // by node and resource
+	count := func(nodeName string, p *corev1.Pod, times int) {
+		for name, n := range p.Spec.Containers[0].Resources.Requests {
+			lacks[nodeName+" "+string(name)] += times * int(n.Value())
+		}
+	}
+	for name, nodeName := range said {
+		if after[name] != nil {
+			count(nodeName, after[name], 1)
+		}
+	}
+	for name, p := range after {
+		switch waited := p.Labels["asks"] == "yes" || said[name] != ""; {
+		case !placedOn(p) || waited && !placedOn(before[name]): // its device counts for those that were said
+		default:
+			count(p.Spec.NodeName, p, 1)
+		}
+	}
+	for _, r := range w.nodes {
+		for name, n := range offered(r.node()) {
+			lacks[r.Name+" "+name] -= n
+		}
+	}
+	for where, n := range lacks {
+		if nodeName, name, _ := strings.Cut(where, " "); n > 0 && strings.HasPrefix(name, "nvidia.com/") {
+			w.missed = append(w.missed, fmt.Sprintf("node %s has %d too few %s for what was said to run there", nodeName, n, name))
+		}
 	}
 }
 
