@@ -59,7 +59,7 @@ type advice struct {
 func Advise(o *cluster.Options) *cobra.Command {
 	var a advice
 	c := &cobra.Command{
-		Use:   "advise [POD... | -l SELECTOR | --pending] [-n NAMESPACE] [--what-if PROFILE=PODS] [--explain | --defrag [NODE...]] [-o json|yaml]",
+		Use:   "advise [POD... | -l SELECTOR | --pending] [-n NAMESPACE] [--what-if PROFILE=PODS] [--explain | --defrag [NODE...]] [-o json|yaml|html]",
 		Short: "Say why pods are pending, and which change of geometry would let them run",
 		Long: `Says of each pending pod what it needs to run: a node has room, a node's GPUs have to be cut otherwise, pods have to leave for that, or
 something else is in the way. It draws the change, and writes the command that asks for it. Without an argument, of all pending pods that request
@@ -81,6 +81,8 @@ went wrong; 130 interrupted.`,
   kubectl gpuslice advise --what-if 3g.40gb=4
   # Why can this node not take a larger instance
   kubectl gpuslice advise --explain gpu-1
+  # A page for a browser, with the GPUs before and after; it loads nothing else
+  kubectl gpuslice advise -o html > advice.html
   # What would it take in the pool
   kubectl gpuslice advise --defrag -l pool=research`,
 		ValidArgsFunction: cobra.NoFileCompletions,
@@ -112,9 +114,9 @@ went wrong; 130 interrupted.`,
 	c.Flags().StringToIntVar(&a.whatIf, "what-if", nil, "pods that are not there: 3g.40gb=4 for four that each request one such instance, gpu=2 for whole GPUs")
 	c.Flags().BoolVar(&a.explain, "explain", false, "say what the free slices of nodes can be used for; the arguments and -l are of nodes")
 	c.Flags().BoolVar(&a.defrag, "defrag", false, "the same of the nodes together: the fewest pods that would have to leave for a device of each profile")
-	c.Flags().StringVarP(&a.format, "output", "o", "", formatJSON+" or "+formatYAML)
+	c.Flags().StringVarP(&a.format, "output", "o", "", formatJSON+", "+formatYAML+" or "+formatHTML+", a page for a browser")
 	a.settings.Bind(c.Flags())
-	cluster.CompleteFlag(c, "output", formatJSON, formatYAML)
+	cluster.CompleteFlag(c, "output", formatJSON, formatYAML, formatHTML)
 	return c
 }
 
@@ -132,8 +134,8 @@ func (a *advice) check() error {
 	if ways > 1 {
 		return errors.New("name pods, select them with -l, or take all with --pending: only one of these")
 	}
-	if !slices.Contains([]string{"", formatJSON, formatYAML}, a.format) {
-		return fmt.Errorf("flag --output is %q: it must be %s or %s", a.format, formatJSON, formatYAML)
+	if !slices.Contains([]string{"", formatJSON, formatYAML, formatHTML}, a.format) {
+		return fmt.Errorf("flag --output is %q: it must be %s, %s or %s", a.format, formatJSON, formatYAML, formatHTML)
 	}
 	if _, err := labels.Parse(a.selector); err != nil {
 		return fmt.Errorf("reading the selector %q: %w", a.selector, err)

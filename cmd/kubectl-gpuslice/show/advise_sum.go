@@ -56,6 +56,8 @@ type proposal struct {
 	Lost    int    `json:"slicesLost"` // memory slices that these have
 	// Begins is when the change may begin; zero for now, or where it never may.
 	Begins time.Time `json:"begins,omitzero"`
+
+	Cuts []judge.Cut `json:"-"` // its GPUs before the first of its moves and after the last
 }
 
 // waiting are the pods of a namespace that wait for a resource.
@@ -202,7 +204,8 @@ type nodeSum struct {
 	pods, lost int
 	leave      map[string]bool
 	begins     time.Time // the latest of the moves: each needs those before it
-	spelled    proposal  // by the last move that a label can spell
+	cuts       []judge.Cut
+	spelled    proposal // by the last move that a label can spell
 }
 
 func (s *nodeSum) add(m *adviceFor) {
@@ -217,8 +220,18 @@ func (s *nodeSum) add(m *adviceFor) {
 	if m.Begins.After(s.begins) {
 		s.begins = m.Begins
 	}
+	for _, c := range m.Cuts {
+		if at := slices.IndexFunc(s.cuts, func(before judge.Cut) bool { return before.GPU == c.GPU }); at >= 0 {
+			s.cuts[at].After = c.After
+		} else {
+			s.cuts = append(s.cuts, c)
+		}
+	}
 	if m.Command != "" {
-		s.spelled = proposal{Node: m.Node, Config: m.Config, Command: m.Command, Pods: s.pods, Leave: len(s.leave), Lost: s.lost, Begins: s.begins}
+		s.spelled = proposal{
+			Node: m.Node, Config: m.Config, Command: m.Command, Pods: s.pods, Leave: len(s.leave), Lost: s.lost, Begins: s.begins,
+			Cuts: slices.Clone(s.cuts),
+		}
 	}
 }
 

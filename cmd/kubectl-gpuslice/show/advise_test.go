@@ -316,7 +316,7 @@ func TestAdvice(t *testing.T) {
 		"by no label":           {build: then(idle, waits), args: "-l app=b", says: []string{"no pod"}, not: "team/a"},
 		"no such pod":           {build: idle, args: "team/a", code: 1, says: []string{"there is no pod team/a"}},
 		"two ways":              {build: idle, args: "team/a --pending", code: 1, says: []string{"only one of these"}},
-		"a wrong format":        {build: idle, args: "-o wide", code: 1, says: []string{"json or yaml"}},
+		"a wrong format":        {build: idle, args: "-o wide", code: 1, says: []string{"json, yaml or html"}},
 		"a wrong selector":      {build: idle, args: "-l a==b==c", code: 1, says: []string{"reading the selector"}},
 		"what if nothing":       {build: idle, args: "--what-if 3g.40gb=0", code: 1, says: []string{"from 1 to 1000"}},
 		"what if no profile":    {build: idle, args: "--what-if cpu=1", code: 1, says: []string{"neither a profile"}},
@@ -493,13 +493,22 @@ func TestTheCommandOfAChange(t *testing.T) {
 
 // The last change that a label can spell counts for the proposal.
 func TestAProposalEndsWhereNoLabelCanSpellMore(t *testing.T) {
-	move := func(command string, lost int, leave ...string) adviceFor {
-		return adviceFor{Move: judge.Move{Node: "gpu-1", Request: map[int]nvml.Request{0: {}}, Leave: leave, Lost: lost}, Config: command, Command: command}
+	was, one, two := []judge.Instance{{Is: "1g.10gb@0"}}, []judge.Instance{{Is: "1g.10gb@1"}}, []judge.Instance{{Is: "1g.10gb@2"}}
+	move := func(command string, lost int, cuts []judge.Cut, leave ...string) adviceFor {
+		return adviceFor{Move: judge.Move{Node: "gpu-1", Request: map[int]nvml.Request{0: {}}, Leave: leave, Lost: lost, Cuts: cuts}, Config: command, Command: command}
 	}
-	out := advised{Moves: []adviceFor{move("one", 1, "team/a"), move("two", 2, "team/a", "team/b"), move("", 4, "team/c")}}
+	out := advised{Moves: []adviceFor{
+		move("one", 1, []judge.Cut{{GPU: 3, Before: was, After: one}}, "team/a"),
+		move("two", 2, []judge.Cut{{GPU: 3, Before: one, After: two}, {GPU: 1, After: one}}, "team/a", "team/b"),
+		move("", 4, []judge.Cut{{GPU: 1, Before: one, After: was}, {GPU: 2}}, "team/c"),
+	}}
 	out.Moves[0].Begins = screenTime
 	out.sum()
-	if diff := gocmp.Diff([]proposal{{Node: "gpu-1", Config: "two", Command: "two", Pods: 2, Leave: 2, Lost: 3, Begins: screenTime}}, out.Proposals); diff != "" {
+	want := []proposal{{
+		Node: "gpu-1", Config: "two", Command: "two", Pods: 2, Leave: 2, Lost: 3, Begins: screenTime,
+		Cuts: []judge.Cut{{GPU: 3, Before: was, After: two}, {GPU: 1, After: one}},
+	}}
+	if diff := gocmp.Diff(want, out.Proposals); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
 	}
 }

@@ -32,6 +32,8 @@ func (out *advised) text(format string, p paper) (string, error) {
 	case formatYAML:
 		said, err := yaml.Marshal(out)
 		return string(said), err
+	case formatHTML:
+		return out.page(p.sheet()), nil
 	}
 	p.width = cmp.Or(p.width, paperWidth)
 	var parts []string
@@ -63,11 +65,7 @@ func (m *adviceFor) block(p paper) []string {
 			out = append(out, p.block(indent+heading, what)...)
 		}
 	}
-	requests := strings.Join(m.Requests, ", ")
-	if since := age(m.Since, p.now); since != "" && requests != "" {
-		requests += ", for " + since
-	}
-	add("requests: ", requests)
+	add("requests: ", m.requested(p))
 	add("reason: ", m.Reason)
 	add("the scheduler says: ", m.Scheduler)
 	for i := range m.Cuts {
@@ -87,6 +85,15 @@ func (m *adviceFor) block(p paper) []string {
 		out = append(out, indent+"$ "+m.Command)
 	}
 	return out
+}
+
+// requested says what the pod requests, and for how long it has waited.
+func (m *adviceFor) requested(p paper) string {
+	requests := strings.Join(m.Requests, ", ")
+	if since := age(m.Since, p.now); since != "" && requests != "" {
+		requests += ", for " + since
+	}
+	return requests
 }
 
 func begins(at time.Time, p paper) string {

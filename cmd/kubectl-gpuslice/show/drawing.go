@@ -27,22 +27,32 @@ func draw(v *nodeView, p paper) string {
 			out = append(out, p.paint(l, text.FgRed))
 		}
 	}
-	if !v.Pods.Known {
-		out = append(out, p.block("pods: ", "cannot tell who uses which instance: "+v.Pods.Why)...)
-	}
-	if len(v.Pods.Asking) > 0 {
-		out = append(out, p.block("pods: ", "pods that request GPUs: "+strings.Join(v.Pods.Asking, ", "))...)
-	}
-	if len(v.Pods.Anywhere) > 0 {
-		out = append(out, p.block("pods: ", "hold devices that are not drawn: "+strings.Join(v.Pods.Anywhere, ", "))...)
+	for _, remark := range v.remarks() {
+		out = append(out, p.block("pods: ", remark)...)
 	}
 	if len(v.GPUs) == 0 {
-		out = append(out, "no agent has reported how the GPUs are cut")
+		out = append(out, notReported)
 	}
 	for i := range v.GPUs {
 		out = append(out, v.Pods.gpu(&v.GPUs[i], v.healthKnown(), p)...)
 	}
 	return strings.Join(out, "\n")
+}
+
+const notReported = "no agent has reported how the GPUs are cut"
+
+// remarks say what a drawing lacks of the pods.
+func (v *nodeView) remarks() (out []string) {
+	if !v.Pods.Known {
+		out = append(out, "cannot tell who uses which instance: "+v.Pods.Why)
+	}
+	if len(v.Pods.Asking) > 0 {
+		out = append(out, "pods that request GPUs: "+strings.Join(v.Pods.Asking, ", "))
+	}
+	if len(v.Pods.Anywhere) > 0 {
+		out = append(out, "hold devices that are not drawn: "+strings.Join(v.Pods.Anywhere, ", "))
+	}
+	return out
 }
 
 // gpu draws a GPU. Known says whether the agent reports its health.

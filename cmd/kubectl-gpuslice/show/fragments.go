@@ -109,6 +109,8 @@ func (out *fragmented) text(format string, p paper) (string, error) {
 	case formatYAML:
 		said, err := yaml.Marshal(out)
 		return string(said), err
+	case formatHTML:
+		return out.page(p.sheet()), nil
 	}
 	p.width = cmp.Or(p.width, paperWidth)
 	var parts []string
@@ -134,33 +136,48 @@ func (f *nodeFragments) explain(p paper) []string {
 	if f.Unknown != "" {
 		return append(out, p.block(indent, f.Unknown)...)
 	}
-	free, all, lost := 0, 0, 0
-	for _, g := range f.GPUs {
-		free, all, lost = free+g.Free, all+g.Slices, lost+g.Lost
-	}
-	said := fmt.Sprintf("memory slices: %d of %d free", free, all)
-	if lost > 0 {
-		said += fmt.Sprintf("; %d of these would be left over if each GPU had the largest instance that fits", lost)
-	}
-	out = append(out, p.block(indent, said)...)
-	if f.Dynamic {
-		out = append(out, p.block(indent, "NVIDIA's DRA driver cuts these GPUs for claims")...)
+	for _, line := range f.summary() {
+		out = append(out, p.block(indent, line)...)
 	}
 	for i := range f.GPUs {
 		g := &f.GPUs[i]
-		fits := "nothing more fits"
-		switch {
-		case len(g.Pods) > 0:
-			fits = listedNames(g.Pods) + " has all of it"
-		case g.Largest != "":
-			fits = "the largest instance that fits is " + sanitize.Cut(g.Largest, longestPod)
-		}
-		out = append(out, p.block(indent, fmt.Sprintf("GPU %d: %d of %d free; %s", g.GPU, g.Free, g.Slices, fits))...)
+		out = append(out, p.block(indent, saysOf(g))...)
 		if g.Instances != nil {
 			out = append(out, drawSlices(indent, g.Slices, g.Instances, p))
 		}
 	}
 	return append(out, "", tabulate(f.Profiles, roomColumns, false, p))
+}
+
+// summary says what is free on the node, or why that is not known.
+func (f *nodeFragments) summary() []string {
+	if f.Unknown != "" {
+		return []string{f.Unknown}
+	}
+	free, all, lost := 0, 0, 0
+	for _, g := range f.GPUs {
+		free, all, lost = free+g.Free, all+g.Slices, lost+g.Lost
+	}
+	said := []string{fmt.Sprintf("memory slices: %d of %d free", free, all)}
+	if lost > 0 {
+		said[0] += fmt.Sprintf("; %d of these would be left over if each GPU had the largest instance that fits", lost)
+	}
+	if f.Dynamic {
+		said = append(said, "NVIDIA's DRA driver cuts these GPUs for claims")
+	}
+	return said
+}
+
+// saysOf says what of a GPU is free, and what fits.
+func saysOf(g *judge.Shares) string {
+	fits := "nothing more fits"
+	switch {
+	case len(g.Pods) > 0:
+		fits = listedNames(g.Pods) + " has all of it"
+	case g.Largest != "":
+		fits = "the largest instance that fits is " + sanitize.Cut(g.Largest, longestPod)
+	}
+	return fmt.Sprintf("GPU %d: %d of %d free; %s", g.GPU, g.Free, g.Slices, fits)
 }
 
 var roomColumns = []column[judge.HasRoom]{
@@ -185,52 +202,84 @@ func profileName(name string) string {
 	return sanitize.Cut(name, longestPod)
 }
 
-// smallest says for each profile where the nodes together could have one more at the least cost.
-func (out *fragmented) smallest(p paper) (lines []string) {
-	best, at, free := map[string]*judge.HasRoom{}, map[string]*nodeFragments{}, map[string]int{}
-	var order []string
+// bestRoom is where the nodes together could have one more device of a profile at the least cost.
+type bestRoom struct {
+	profile string
+	free    int
+	room    *judge.HasRoom // nil if none could be made
+	on      *nodeFragments
+}
+
+// best finds that for each profile, in the order of the nodes.
+func (out *fragmented) best() []*bestRoom {
+	var all []*bestRoom
+	by := map[string]*bestRoom{}
 	for i := range out.Nodes {
 		f := &out.Nodes[i]
 		for n := range f.Profiles {
 			r := &f.Profiles[n]
-			if !slices.Contains(order, r.Profile) {
-				order = append(order, r.Profile)
+			b := by[r.Profile]
+			if b == nil {
+				b = &bestRoom{profile: r.Profile}
+				by[r.Profile], all = b, append(all, b)
 			}
-			free[r.Profile] += r.Idle
+			b.free += r.Idle
 			can := r.Possible > 0 || len(r.Leave) > 0
-			if old := best[r.Profile]; can && (old == nil || cmp.Or(cmp.Compare(len(r.Leave), len(old.Leave)), cmp.Compare(r.Lost, old.Lost)) < 0) {
-				best[r.Profile], at[r.Profile] = r, f
+			if can && (b.room == nil || cmp.Or(cmp.Compare(len(r.Leave), len(b.room.Leave)), cmp.Compare(r.Lost, b.room.Lost)) < 0) {
+				b.room, b.on = r, f
 			}
 		}
 	}
-	for _, profile := range order {
-		lines = append(lines, smallestOf(profile, free[profile], best[profile], at[profile], p)...)
+	return all
+}
+
+// noneCut is where best is empty.
+const noneCut = "no agent has reported GPUs of these nodes that can be cut"
+
+// smallest says for each profile what one more device takes.
+func (out *fragmented) smallest(p paper) (lines []string) {
+	for _, b := range out.best() {
+		lines = append(lines, p.paint(profileName(b.profile), text.Bold))
+		lines = append(lines, p.block(indent, b.says())...)
+		for i := range b.cuts() {
+			lines = append(lines, drawCut(b.on.Node, &b.room.Cuts[i], p)...)
+		}
+		if command := b.command(); command != "" {
+			lines = append(lines, indent+"$ "+command)
+		}
 	}
 	if len(lines) == 0 {
-		return p.block("", "no agent has reported GPUs of these nodes that can be cut")
+		return p.block("", noneCut)
 	}
 	return lines
 }
 
-// smallestOf says what one more device of the profile takes.
-func smallestOf(profile string, free int, r *judge.HasRoom, f *nodeFragments, p paper) []string {
-	lines := []string{p.paint(profileName(profile), text.Bold)}
-	switch {
-	case free > 0:
-		return append(lines, p.block(indent, fmt.Sprintf("%d free", free))...)
+// says says what one more device of the profile takes.
+func (b *bestRoom) says() string {
+	switch r := b.room; {
+	case b.free > 0:
+		return fmt.Sprintf("%d free", b.free)
 	case r == nil:
-		return append(lines, p.block(indent, "none could be made")...)
+		return "none could be made"
+	case len(r.Leave) > 0:
+		return fmt.Sprintf("on node %s, if %s would leave: %s", b.on.Node, cli.Counted(len(r.Leave), "pod"), leavers(r))
+	default:
+		return "a change of node " + b.on.Node + " makes one, and no pod has to leave"
 	}
-	said := "a change of node " + f.Node + " makes one, and no pod has to leave"
-	if len(r.Leave) > 0 {
-		said = fmt.Sprintf("on node %s, if %s would leave: %s", f.Node, cli.Counted(len(r.Leave), "pod"), leavers(r))
+}
+
+// cuts are the changes that make one; none where one is free.
+func (b *bestRoom) cuts() []judge.Cut {
+	if b.free > 0 || b.room == nil {
+		return nil
 	}
-	lines = append(lines, p.block(indent, said)...)
-	for i := range r.Cuts {
-		lines = append(lines, drawCut(f.Node, &r.Cuts[i], p)...)
+	return b.room.Cuts
+}
+
+// command asks for these changes; empty if there are none, or no label can spell them.
+func (b *bestRoom) command() string {
+	if b.free > 0 || b.room == nil {
+		return ""
 	}
-	if command := f.Commands[profile]; command != "" {
-		lines = append(lines, indent+"$ "+command)
-	}
-	return lines
+	return b.on.Commands[b.profile]
 }

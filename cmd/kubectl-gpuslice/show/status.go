@@ -4,6 +4,7 @@ package show
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -39,21 +40,24 @@ type statusRequest struct {
 func Status(o *cluster.Options) *cobra.Command {
 	var s statusRequest
 	c := &cobra.Command{
-		Use:   "status [-l SELECTOR | NODE...] [-o wide|json|yaml] [--watch]",
+		Use:   "status [-l SELECTOR | NODE...] [-o wide|json|yaml|html] [--watch]",
 		Short: "Show what each node's labels request, how far it is, and how its GPUs are cut",
 		Long: `Shows the selected nodes, or without a selection all on which an agent has ever run, each on a line.
 
 Of nodes that you name, it also draws the memory slices of each GPU, with the instances, their numbers and the pods that use them. The
 agent of the node lists the pods: the command asks it by an annotation, which needs the verb patch on nodes. Without that right, or with
---ask=false, the drawing shows the agent's last report.`,
+--ask=false, the drawing shows the agent's last report. With -o html it is a page for a browser, which loads nothing else.`,
 		Example: `  # All nodes
   kubectl gpuslice status
   # How the GPUs of one are cut, and who uses them
   kubectl gpuslice status gpu-1`,
 		ValidArgsFunction: o.CompleteNodes,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if !slices.Contains([]string{"", formatWide, formatJSON, formatYAML}, s.format) {
-				return fmt.Errorf("flag --output is %q: it must be %s, %s or %s", s.format, formatWide, formatJSON, formatYAML)
+			if !slices.Contains([]string{"", formatWide, formatJSON, formatYAML, formatHTML}, s.format) {
+				return fmt.Errorf("flag --output is %q: it must be %s, %s, %s or %s", s.format, formatWide, formatJSON, formatYAML, formatHTML)
+			}
+			if s.watch && s.format == formatHTML {
+				return errors.New("--output html is one page: leave out --watch")
 			}
 			client, err := o.Client()
 			if err != nil {
@@ -70,10 +74,10 @@ agent of the node lists the pods: the command asks it by an annotation, which ne
 		},
 	}
 	s.nodes.Bind(c)
-	c.Flags().StringVarP(&s.format, "output", "o", "", formatWide+", "+formatJSON+" or "+formatYAML)
+	c.Flags().StringVarP(&s.format, "output", "o", "", formatWide+", "+formatJSON+", "+formatYAML+" or "+formatHTML+", a page for a browser")
 	c.Flags().BoolVarP(&s.watch, "watch", "w", false, "go on showing the nodes as they change")
 	c.Flags().BoolVar(&s.ask, "ask", true, "ask the agents of the named nodes which pods use the GPUs")
-	cluster.CompleteFlag(c, "output", formatWide, formatJSON, formatYAML)
+	cluster.CompleteFlag(c, "output", formatWide, formatJSON, formatYAML, formatHTML)
 	return c
 }
 
@@ -109,6 +113,8 @@ func (s *statusRequest) text(views []nodeView, drawn bool, p paper) (string, err
 	case formatYAML:
 		text, err := yaml.Marshal(map[string]any{"nodes": views})
 		return string(text), err
+	case formatHTML:
+		return statusPage(views, drawn, p.sheet()), nil
 	}
 	parts := []string{tabulate(views, nodeColumns, s.format == formatWide, p)}
 	for i := range views {

@@ -28,6 +28,9 @@ type paper struct {
 	now    time.Time
 }
 
+// sheet is the paper of a page for a browser, which breaks lines by itself.
+func (p paper) sheet() paper { return paper{now: p.now} }
+
 // paint colours a text, if the output has colours.
 func (p paper) paint(what string, with ...text.Color) string {
 	if !p.colour || what == "" {
@@ -192,7 +195,7 @@ func blockers(v *nodeView, _ paper) string {
 // tabulate writes a line for each row. If that is wider than the paper, it cuts long names, and if that is not enough, it writes the last columns
 // below each row, in lines of their own.
 func tabulate[T any](all []T, columns []column[T], wide bool, p paper) string {
-	shown := slices.DeleteFunc(slices.Clone(columns), func(c column[T]) bool { return c.wide && !wide })
+	shown := shownOf(columns, wide)
 	var folded []column[T]
 	lines := rows(all, shown, p, 0)
 	for p.width > 0 && widest(lines) > p.width {
@@ -216,6 +219,11 @@ func tabulate[T any](all []T, columns []column[T], wide bool, p paper) string {
 		}
 	}
 	return strings.Join(out, "\n")
+}
+
+// shownOf are the columns of the format.
+func shownOf[T any](columns []column[T], wide bool) []column[T] {
+	return slices.DeleteFunc(slices.Clone(columns), func(c column[T]) bool { return c.wide && !wide })
 }
 
 // rows returns the lines of a table, its header first. Excess is by how many characters the table has to be narrower than it would be.
