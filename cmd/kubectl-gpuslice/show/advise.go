@@ -395,7 +395,8 @@ func (a *advice) whatIfs(nodes []corev1.Node) (pods []corev1.Pod) {
 	var tolerations []corev1.Toleration
 	for i := range nodes {
 		for _, t := range nodes[i].Spec.Taints {
-			own := strings.HasPrefix(t.Key, "node.kubernetes.io/") || strings.HasPrefix(t.Key, "gpuslice.io/")
+			domain, _, _ := strings.Cut(t.Key, "/")
+			own := domain == "gpuslice.io" || domain == "kubernetes.io" || strings.HasSuffix(domain, ".kubernetes.io")
 			if !own && !slices.ContainsFunc(tolerations, func(o corev1.Toleration) bool { return o.Key == t.Key }) {
 				tolerations = append(tolerations, corev1.Toleration{Key: t.Key, Operator: corev1.TolerationOpExists})
 			}

@@ -330,6 +330,9 @@ func TestAdvice(t *testing.T) {
 			},
 			args: "--pending --what-if 3g.40gb=1", says: []string{"team/a  WillFit\n"},
 		},
+		"what if behind a taint of Kubernetes": {
+			build: then(idle, taint("node-role.kubernetes.io/control-plane")), args: "--what-if gpu=1", code: 4, says: []string{"NotGPU", "taint node-role.kubernetes.io"},
+		},
 		"what if behind a taint": {
 			build: then(idle, taint("nvidia.com/gpu")), args: "--what-if gpu=1", says: []string{"what-if/gpu-1  NeedsRecut", "gpu0_off"},
 		},
