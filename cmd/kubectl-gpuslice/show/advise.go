@@ -376,7 +376,7 @@ func (a *advice) opens(ctx context.Context, client kube.Interface, file config.C
 		default:
 			if schedule, err = maintenance.Parse([]byte(m.Data[file.Key])); err != nil {
 				out.note("no change begins before %s can be read: %v", where, err)
-				return nil, nil
+				return func(*corev1.Node, time.Time) time.Time { return time.Time{} }, nil
 			}
 		}
 	}

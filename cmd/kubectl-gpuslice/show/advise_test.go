@@ -384,7 +384,7 @@ func TestAdvice(t *testing.T) {
 			build: then(idle, waits, forbidden("get", "configmaps")), says: []string{cut, "when windows let changes begin is not known"},
 		},
 		"windows that cannot be read": {
-			build: then(idle, waits, func(w adviser) { w.maintenance("kind: X") }), says: []string{cut, "no change begins before ConfigMap gpuslice/gpuslice-maintenance can be read"},
+			build: then(idle, waits, func(w adviser) { w.maintenance("kind: X") }), code: 4, says: []string{"NeedsWindow", cut, "no change begins before ConfigMap gpuslice/gpuslice-maintenance can be read"},
 		},
 		"a later window": {
 			build: then(idle, waits, func(w adviser) {
