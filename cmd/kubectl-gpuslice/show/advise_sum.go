@@ -171,7 +171,7 @@ func (out *advised) sum() {
 			s.add(m)
 		}
 		for _, r := range m.Requests {
-			if name := resourceOf(r); !m.whatIf {
+			if name := resourceOf(r); name != "" && !m.whatIf {
 				key := waiting{Resource: name, Namespace: sanitize.Cut(m.namespace, longestPod)}
 				w := waits[key]
 				if w == nil {
@@ -235,8 +235,14 @@ func (s *nodeSum) add(m *adviceFor) {
 	}
 }
 
-// resourceOf is the resource of a request, as "nvidia.com/mig-3g.40gb 1".
+// resourceOf is the resource of a request, as "nvidia.com/mig-3g.40gb 1"; empty for "perhaps of no GPU", which names none.
 func resourceOf(request string) string {
+	if strings.HasPrefix(request, "perhaps ") {
+		return ""
+	}
+	if claims, _, is := strings.Cut(request, " claim "); is { // each pod has claims of its own names
+		return claims + " claim"
+	}
 	if at := strings.LastIndex(request, " "); at > 0 {
 		return request[:at]
 	}

@@ -358,6 +358,13 @@ func TestAdvice(t *testing.T) {
 			build: then(idle, silent, waits, func(w adviser) { w.pod("team/b", mig3, gate) }), code: 4, says: []string{"NotKnown", "Gated"},
 		},
 		"one has to end": {build: then(func(w adviser) { w.pool("gpu-1", "3g.40gb@0:team/x 3g.40gb@4:team/y") }, waits), code: 4, says: []string{"NeedsDrain", "one has to end"}},
+		"who waits for what, by claims": {
+			build: then(func(w adviser) {
+				w.pool("gpu-1", "off")
+				w.pod("team/a", mig3, agenttest.ByClaim["a claim of the spec"])
+			}),
+			args: "-o json", code: 5, says: []string{`"resource": "by claim"`}, not: `"perhaps of no"`,
+		},
 		"a silent agent": {
 			build: then(idle, silent, waits), code: 5, says: []string{"NotKnown", "the agent of gpu-1 has said nothing for 60m", "what 1 pod would need is not known"}, not: "$ kubectl gpuslice",
 		},
