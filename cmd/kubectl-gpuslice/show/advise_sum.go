@@ -125,12 +125,7 @@ func (m *adviceFor) sanitize() {
 	m.Pod, m.Node = sanitize.Cut(m.Pod, 2*longestPod), sanitize.Cut(m.Node, longestPod)
 	m.Reason = sanitize.Message(m.Reason, sanitize.Longest)
 	m.Requests, m.Budgets, m.Notes = bounded(m.Requests), bounded(m.Budgets), bounded(m.Notes)
-	m.Leave = names(m.Leave)
-	m.Cuts = slices.Clone(m.Cuts)
-	for i := range m.Cuts {
-		c := &m.Cuts[i]
-		c.Before, c.After = drawable(c.Before), drawable(c.After)
-	}
+	m.Leave, m.Cuts = names(m.Leave), drawableCuts(m.Cuts)
 }
 
 func bounded(texts []string) (out []string) {
@@ -143,6 +138,14 @@ func bounded(texts []string) (out []string) {
 func names(pods []string) (out []string) {
 	for _, p := range pods {
 		out = append(out, sanitize.Cut(p, 2*longestPod))
+	}
+	return out
+}
+
+func drawableCuts(cuts []judge.Cut) []judge.Cut {
+	out := slices.Clone(cuts)
+	for i := range out {
+		out[i].Before, out[i].After = drawable(out[i].Before), drawable(out[i].After)
 	}
 	return out
 }

@@ -537,6 +537,11 @@ func TestNamesInAdviceForgeNothing(t *testing.T) {
 			n.Labels[config.LabelProfile] = evil
 			n.Status.Conditions[0].Status, n.Status.Conditions[0].Reason, n.Status.Conditions[0].Message = corev1.ConditionUnknown, evil, evil+strings.Repeat(" $ kubectl evil", 1000)
 		})
+		w.Edit("gpu-"+evil, func(n *corev1.Node) {
+			s := cluster.ReportOf(n).Status
+			s.Models[0].Profiles[0].Name, s.GPUs[0].Instances[1].Is = evil, evil+"@4"
+			agenttest.States(n, s)
+		})
 		w.budget("team", 0)
 		for i, asks := range []string{mig3, "nvidia.com/mig-" + evil, mig3, mig3} {
 			w.pod(fmt.Sprintf("team%s/%d%s", evil, i, evil), asks, func(p *corev1.Pod) {
@@ -544,7 +549,7 @@ func TestNamesInAdviceForgeNothing(t *testing.T) {
 				p.Spec.SchedulerName = evil
 			})
 		}
-		for _, args := range [][]string{{}, {"-o", "json"}, {"-o", "yaml"}, {"team" + evil + "/0" + evil}, {"-l", "app=0" + evil}, {"none" + evil}} {
+		for _, args := range [][]string{{}, {"-o", "json"}, {"-o", "yaml"}, {"team" + evil + "/0" + evil}, {"-l", "app=0" + evil}, {"none" + evil}, {"--explain"}, {"--defrag"}, {"--explain", "-o", "json"}, {"--defrag", "-o", "yaml"}} {
 			said, _ := w.advises(args...)
 			said, _, _ = strings.Cut(said, "error: ") // main escapes errors
 			for _, r := range said {

@@ -57,7 +57,8 @@ func (a *advice) fragments(ctx context.Context, client kube.Interface) (*fragmen
 	out := &fragmented{pool: a.defrag, Notes: seen.Notes}
 	for i, f := range judge.Explain(q, nodes) {
 		one := nodeFragments{Fragments: f, Commands: map[string]string{}}
-		for _, p := range f.Profiles {
+		one.sanitize()
+		for _, p := range one.Profiles {
 			m := adviceFor{Move: judge.Move{Node: f.Node, Request: p.Request}}
 			if m.command(nodes[i]); m.Command != "" && len(p.Cuts) > 0 {
 				one.Commands[p.Profile] = m.Command
@@ -66,6 +67,19 @@ func (a *advice) fragments(ctx context.Context, client kube.Interface) (*fragmen
 		out.Nodes = append(out.Nodes, one)
 	}
 	return out, nil
+}
+
+// sanitize makes the texts fit to be shown: any user who can write a node can write its status.
+func (f *nodeFragments) sanitize() {
+	f.Node, f.Unknown = sanitize.Cut(f.Node, longestPod), sanitize.Message(f.Unknown, sanitize.Longest)
+	for i := range f.GPUs {
+		g := &f.GPUs[i]
+		g.Largest, g.Instances, g.Pods = sanitize.Cut(g.Largest, cluster.LongestWord), drawable(g.Instances), names(g.Pods)
+	}
+	for i := range f.Profiles {
+		r := &f.Profiles[i]
+		r.Profile, r.Leave, r.Cuts = sanitize.Cut(r.Profile, cluster.LongestWord), names(r.Leave), drawableCuts(r.Cuts)
+	}
 }
 
 // pick returns the nodes that the user names or selects. Without names and selector it returns all nodes with an agent's report.
@@ -132,7 +146,7 @@ func (out *fragmented) verdict() error { return nil }
 
 // explain draws a node's GPUs, and says what its free slices can be used for.
 func (f *nodeFragments) explain(p paper) []string {
-	out := []string{p.cut(p.paint(sanitize.Cut(f.Node, longestPod), text.Bold))}
+	out := []string{p.cut(p.paint(f.Node, text.Bold))}
 	if f.Unknown != "" {
 		return append(out, p.block(indent, f.Unknown)...)
 	}
@@ -199,7 +213,7 @@ func profileName(name string) string {
 	if name == demand.Whole {
 		return "whole GPU"
 	}
-	return sanitize.Cut(name, longestPod)
+	return name
 }
 
 // bestRoom is where the nodes together could have one more device of a profile at the least cost.
