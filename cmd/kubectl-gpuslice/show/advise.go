@@ -453,13 +453,18 @@ func (a *advice) add(out *advised, q judge.Question, moves []judge.Move, lacks s
 	if others > 0 {
 		out.note("%s without a request for GPUs: name a pod to see what is said of it", sanitize.Counted(others, "more pending pod"))
 	}
+	out.noteAgents(a.now)
+	out.sum()
+}
+
+// noteAgents names the nodes with agents that are silent, or do not see the GPUs.
+func (out *advised) noteAgents(now time.Time) {
 	if len(out.blind) > 0 {
 		out.note("the agents of these nodes do not see the GPUs now: %s; kubectl gpuslice status NODE says why", sanitize.Listed(out.blind))
 	}
-	if line := cluster.SilentAgents(out.silent, age(a.now.Add(-out.longest), a.now)); line != "" {
+	if line := cluster.SilentAgents(out.silent, age(now.Add(-out.longest), now)); line != "" {
 		out.note("%s", line)
 	}
-	out.sum()
 }
 
 // schedulerOf is what the scheduler says of the pod; empty if it has said nothing.

@@ -365,6 +365,16 @@ func TestAdvice(t *testing.T) {
 			}),
 			args: "-o json", code: 5, says: []string{`"resource": "by claim"`}, not: `"perhaps of no"`,
 		},
+		"fragments, where an agent is silent": {
+			build: then(idle, silent, func(w adviser) { w.pool("gpu-2", "7g.80gb@0:team/x") }), args: "--defrag", says: []string{"note: the agent of gpu-1 has said nothing for 60m"},
+		},
+		"fragments, where no agent has reported GPUs": {
+			build: then(idle, edit(func(n *corev1.Node) { delete(n.Annotations, config.AnnotationStatus) }), func(w adviser) { w.pool("gpu-2", "7g.80gb@0:team/x") }),
+			args:  "--defrag", says: []string{"note: nothing is known of these nodes: gpu-1 ("},
+		},
+		"a node beside a silent agent": {
+			build: then(idle, silent, func(w adviser) { w.pool("gpu-2", "7g.80gb@0:team/x") }), args: "--explain gpu-2", says: []string{"8 free"}, not: "gpu-1",
+		},
 		"a silent agent": {
 			build: then(idle, silent, waits), code: 5, says: []string{"NotKnown", "the agent of gpu-1 has said nothing for 60m", "what 1 pod would need is not known"}, not: "$ kubectl gpuslice",
 		},

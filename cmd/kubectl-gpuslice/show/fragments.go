@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"sigs.k8s.io/yaml"
 
+	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/plan/demand"
 	"github.com/gpuslice/gpuslice/cmd/internal/cli"
 	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/cluster"
@@ -47,14 +48,20 @@ func (a *advice) fragments(ctx context.Context, client kube.Interface) (*fragmen
 	if err != nil {
 		return nil, err
 	}
-	var seen advised
-	q := judge.Question{Cluster: c, All: true, Now: a.now, Status: seen.statusOf(a.now)}
+	var seen, others advised
+	q := judge.Question{Cluster: c, All: true, Now: a.now, Status: func(n *corev1.Node) (api.Status, string) {
+		if !slices.Contains(nodes, n) {
+			return others.statusOf(a.now)(n)
+		}
+		return seen.statusOf(a.now)(n)
+	}}
 	for i := range c.Pods {
 		if isPending(&c.Pods[i]) {
 			q.Pending = append(q.Pending, c.Pods[i])
 		}
 	}
-	out := &fragmented{pool: a.defrag, Notes: seen.Notes}
+	out := &fragmented{pool: a.defrag}
+	var unknown []string // why, of nodes that no other note names
 	for i, f := range judge.Explain(q, nodes) {
 		one := nodeFragments{Fragments: f, Commands: map[string]string{}}
 		one.sanitize()
@@ -64,8 +71,16 @@ func (a *advice) fragments(ctx context.Context, client kube.Interface) (*fragmen
 				one.Commands[p.Profile] = m.Command
 			}
 		}
+		if f.Unknown != "" && a.defrag && !slices.Contains(slices.Concat(seen.silent, seen.blind), f.Node) {
+			unknown = append(unknown, fmt.Sprintf("%s (%s)", one.Node, one.Unknown))
+		}
 		out.Nodes = append(out.Nodes, one)
 	}
+	seen.noteAgents(a.now)
+	if len(unknown) > 0 {
+		seen.note("nothing is known of these nodes: %s", sanitize.Listed(unknown))
+	}
+	out.Notes = seen.Notes
 	return out, nil
 }
 
