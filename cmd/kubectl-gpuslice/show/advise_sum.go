@@ -12,6 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 
+	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/cmd/internal/cli"
 	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/cluster"
 	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/judge"
@@ -80,7 +81,16 @@ func (m *adviceFor) command(n *corev1.Node) {
 		return
 	}
 	profile := n.Labels[config.LabelProfile]
-	name, ok := catalog.Spell(beside(m.Request, cmp.Or(profile, n.Labels[config.LabelMIGConfig])))
+	present := cmp.Or(profile, n.Labels[config.LabelMIGConfig])
+	var missed config.Reason // why the agent has not done what the present name asks for
+	if present != "" {
+		missed = notDone(n)
+	}
+	var name string
+	ok := false
+	if missed == "" {
+		name, ok = catalog.Spell(beside(m.Request, present))
+	}
 	if !ok { // GPUs that the name leaves out stay as they are
 		name, ok = catalog.Spell(m.Request)
 	}
@@ -95,6 +105,19 @@ func (m *adviceFor) command(n *corev1.Node) {
 			m.Notes = append(slices.Clip(m.Notes), fmt.Sprintf("the command takes node %s out of profile %s: the labels and taints of that go", n.Name, profile))
 		}
 	}
+	if missed != "" {
+		m.Notes = append(slices.Clip(m.Notes), fmt.Sprintf("the command replaces what the labels of node %s ask for now: its agent has not carried that out, for reason %s", n.Name, missed))
+	}
+}
+
+// notDone is the reason in the report of an agent that has not carried out the node's labels; empty if it has. A new name would carry along what the agent
+// refuses, or what pods hold up.
+func notDone(n *corev1.Node) config.Reason {
+	r := cluster.ReportOf(n)
+	if r.Answers(n) && r.Phase() == api.PhaseIdle {
+		return ""
+	}
+	return cmp.Or(config.Reason(r.Condition.Reason), r.Status.Reason, "Unknown")
 }
 
 // beside are the requests, and those of the label's present name for other GPUs.

@@ -299,6 +299,15 @@ func TestAdvice(t *testing.T) {
 	taint := func(key string) func(w adviser) {
 		return edit(func(n *corev1.Node) { n.Spec.Taints = []corev1.Taint{{Key: key, Effect: corev1.TaintEffectNoSchedule}} })
 	}
+	labelled := func(key, value string, phase api.Phase, reason config.Reason) func(w adviser) {
+		return edit(func(n *corev1.Node) {
+			n.Labels[key] = value
+			s := cluster.ReportOf(n).Status
+			s.Label, s.Desired, s.Phase, s.Reason = key, value, phase, reason
+			agenttest.States(n, s)
+			n.Status.Conditions[0].Reason = string(reason)
+		})
+	}
 	cut := "$ kubectl gpuslice apply gpu-1 --mig-config gpu0_3g.40gb_1g.10gb\n"
 	for name, row := range map[string]struct {
 		build func(w adviser)
@@ -374,6 +383,15 @@ func TestAdvice(t *testing.T) {
 		},
 		"a node beside a silent agent": {
 			build: then(idle, silent, func(w adviser) { w.pool("gpu-2", "7g.80gb@0:team/x") }), args: "--explain gpu-2", says: []string{"8 free"}, not: "gpu-1",
+		},
+		"a change that is held up on another GPU": {
+			build: then(func(w adviser) { w.pool("gpu-1", "1g.10gb@0", "3g.40gb@0:team/x 3g.40gb@4:team/y") }, waits,
+				labelled(config.LabelMIGConfig, "gpu1_7g.80gb", api.PhaseWaiting, config.ReasonEvictionBlocked)),
+			says: []string{"has not carried that out, for reason EvictionBlocked", "$ kubectl gpuslice apply gpu-1 --mig-config gpu0_"}, not: "gpu1_",
+		},
+		"a name that the agent has refused": {
+			build: then(idle, waits, labelled(config.LabelMIGConfig, "gpu9_off", api.PhaseStalled, config.ReasonImpossibleGeometry)),
+			says:  []string{"has not carried that out, for reason ImpossibleGeometry", cut}, not: "gpu9_off",
 		},
 		"a silent agent": {
 			build: then(idle, silent, waits), code: 5, says: []string{"NotKnown", "the agent of gpu-1 has said nothing for 60m", "what 1 pod would need is not known"}, not: "$ kubectl gpuslice",
@@ -499,7 +517,12 @@ func TestTheCommandOfAChange(t *testing.T) {
 			}
 			node := cmp.Or(row.node, "gpu-1")
 			m := adviceFor{Move: judge.Move{Node: node, Request: request}}
-			m.command(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node, Labels: row.labels}})
+			n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node, Labels: row.labels, Annotations: map[string]string{}}}
+			done := api.Status{Phase: api.PhaseIdle, Reason: config.ReasonConverged}
+			if all := cluster.TargetsOf(n); len(all) > 0 {
+				done.Label, done.Desired = all[0].Label, all[0].Name
+			}
+			m.command(agenttest.Says(n, done, ""))
 			want := ""
 			if row.command != "" {
 				want = "kubectl gpuslice apply gpu-1 " + row.command
