@@ -44,7 +44,8 @@ type adviceFor struct {
 	Scheduler string `json:"scheduler,omitempty"` // what the scheduler says of the pod
 
 	namespace string
-	whatIf    bool // the pod is not there
+	whatIf    bool     // the pod is not there
+	about     []string // notes on the command
 }
 
 // proposal is one change of a node that serves several pods.
@@ -57,6 +58,7 @@ type proposal struct {
 	Lost    int    `json:"slicesLost"` // memory slices that these have
 	// Begins is when the change may begin; zero for now, or where it never may.
 	Begins time.Time `json:"begins,omitzero"`
+	Notes  []string  `json:"notes,omitempty"` // on the command
 
 	Cuts []judge.Cut `json:"-"` // its GPUs before the first of its moves and after the last
 }
@@ -102,12 +104,13 @@ func (m *adviceFor) command(n *corev1.Node) {
 	if profile != "" {
 		m.Command = fmt.Sprintf("kubectl gpuslice apply %s --profile %s", n.Name, name)
 		if !catalog.IsSpelled(profile) {
-			m.Notes = append(slices.Clip(m.Notes), fmt.Sprintf("the command takes node %s out of profile %s: the labels and taints of that go", n.Name, profile))
+			m.about = append(m.about, fmt.Sprintf("the command takes node %s out of profile %s: the labels and taints of that go", n.Name, profile))
 		}
 	}
 	if missed != "" {
-		m.Notes = append(slices.Clip(m.Notes), fmt.Sprintf("the command replaces what the labels of node %s ask for now: its agent has not carried that out, for reason %s", n.Name, missed))
+		m.about = append(m.about, fmt.Sprintf("the command replaces what the labels of node %s ask for now: its agent has not carried that out, for reason %s", n.Name, missed))
 	}
+	m.Notes = slices.Concat(m.Notes, m.about)
 }
 
 // notDone is the reason in the report of an agent that has not carried out the node's labels; empty if it has. A new name would carry along what the agent
@@ -148,6 +151,7 @@ func (m *adviceFor) sanitize() {
 	m.Pod, m.Node = sanitize.Cut(m.Pod, 2*longestPod), sanitize.Cut(m.Node, longestPod)
 	m.Reason = sanitize.Message(m.Reason, sanitize.Longest)
 	m.Requests, m.Budgets, m.Notes = bounded(m.Requests), bounded(m.Budgets), bounded(m.Notes)
+	m.about = bounded(m.about)
 	m.Leave, m.Cuts = names(m.Leave), drawableCuts(m.Cuts)
 }
 
@@ -185,7 +189,6 @@ func drawable(instances []judge.Instance) []judge.Instance {
 func (out *advised) sum() {
 	nodes := map[string]*nodeSum{}
 	var order []string
-	waits := map[waiting]*waiting{}
 	for i := range out.Moves {
 		m := &out.Moves[i]
 		if len(m.Request) > 0 { // also where a change for another pod is enough
@@ -196,20 +199,6 @@ func (out *advised) sum() {
 			}
 			s.add(m)
 		}
-		for _, r := range m.Requests {
-			if name := resourceOf(r); name != "" && !m.whatIf {
-				key := waiting{Resource: name, Namespace: sanitize.Cut(m.namespace, longestPod)}
-				w := waits[key]
-				if w == nil {
-					w = &waiting{Resource: key.Resource, Namespace: key.Namespace, Oldest: m.Since}
-					waits[key] = w
-				}
-				w.Pods++
-				if m.Since.Before(w.Oldest) {
-					w.Oldest = m.Since
-				}
-			}
-		}
 	}
 	for _, name := range order {
 		if p := nodes[name].spelled; p.Command != "" {
@@ -217,6 +206,31 @@ func (out *advised) sum() {
 		}
 	}
 	slices.SortStableFunc(out.Proposals, func(a, b proposal) int { return cmp.Or(cmp.Compare(b.Pods, a.Pods), cmp.Compare(a.Lost, b.Lost)) })
+	out.wait()
+}
+
+// wait adds who waits for what.
+func (out *advised) wait() {
+	waits := map[waiting]*waiting{}
+	for i := range out.Moves {
+		m := &out.Moves[i]
+		for _, r := range m.Requests {
+			name := resourceOf(r)
+			if name == "" || m.whatIf {
+				continue
+			}
+			key := waiting{Resource: name, Namespace: sanitize.Cut(m.namespace, longestPod)}
+			w := waits[key]
+			if w == nil {
+				w = &waiting{Resource: key.Resource, Namespace: key.Namespace, Oldest: m.Since}
+				waits[key] = w
+			}
+			w.Pods++
+			if m.Since.Before(w.Oldest) {
+				w.Oldest = m.Since
+			}
+		}
+	}
 	for _, w := range waits {
 		out.Waiting = append(out.Waiting, *w)
 	}
@@ -229,6 +243,7 @@ func (out *advised) sum() {
 type nodeSum struct {
 	pods, lost int
 	leave      map[string]bool
+	stuck      bool      // not all would leave for one of the moves: no move after it can be had
 	begins     time.Time // the latest of the moves: each needs those before it
 	cuts       []judge.Cut
 	spelled    proposal // by the last move that a label can spell
@@ -238,7 +253,6 @@ func (s *nodeSum) add(m *adviceFor) {
 	if s.leave == nil {
 		s.leave = map[string]bool{}
 	}
-	s.pods++
 	s.lost += m.Lost
 	for _, p := range m.Leave {
 		s.leave[p] = true
@@ -253,9 +267,15 @@ func (s *nodeSum) add(m *adviceFor) {
 			s.cuts = append(s.cuts, c)
 		}
 	}
-	if m.Command != "" {
+	if s.stuck && !m.Stuck {
+		m.Notes = append(m.Notes, "the change comes after another of the node, and the pods of that would not all leave")
+	}
+	s.stuck = s.stuck || m.Stuck
+	m.Stuck = s.stuck
+	s.pods++
+	if m.Command != "" && !s.stuck {
 		s.spelled = proposal{
-			Node: m.Node, Config: m.Config, Command: m.Command, Pods: s.pods, Leave: len(s.leave), Lost: s.lost, Begins: s.begins,
+			Node: m.Node, Config: m.Config, Command: m.Command, Pods: s.pods, Leave: len(s.leave), Lost: s.lost, Begins: s.begins, Notes: m.about,
 			Cuts: slices.Clone(s.cuts),
 		}
 	}

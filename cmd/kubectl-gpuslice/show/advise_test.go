@@ -182,6 +182,20 @@ func (w adviser) budget(namespace string, allowed int32) {
 	}
 }
 
+// ready makes a running pod one that its budgets count.
+func (w adviser) ready(name string) {
+	w.T.Helper()
+	namespace, short, _ := strings.Cut(name, "/")
+	p, err := w.Client.CoreV1().Pods(namespace).Get(w.T.Context(), short, metav1.GetOptions{})
+	if err != nil {
+		w.T.Fatal(err)
+	}
+	p.Status.Conditions = append(p.Status.Conditions, corev1.PodCondition{Type: corev1.PodReady, Status: corev1.ConditionTrue})
+	if _, err := w.Client.CoreV1().Pods(namespace).Update(w.T.Context(), p, metav1.UpdateOptions{}); err != nil {
+		w.T.Fatal(err)
+	}
+}
+
 // more makes pods beside those of the screen, so that a table shows them.
 func (w adviser) more() {
 	w.pod("team-b/huge-with-a-name-that-is-so-long-that-no-line-of-eighty-columns-has-room-for-it-all", "nvidia.com/mig-4g.71gb")
@@ -308,6 +322,11 @@ func TestAdvice(t *testing.T) {
 			n.Status.Conditions[0].Reason = string(reason)
 		})
 	}
+	four := func(w adviser) {
+		for _, name := range []string{"team/a", "team/b", "team/c", "team/d"} {
+			w.pod(name, mig3)
+		}
+	}
 	cut := "$ kubectl gpuslice apply gpu-1 --mig-config gpu0_3g.40gb_1g.10gb\n"
 	for name, row := range map[string]struct {
 		build func(w adviser)
@@ -392,6 +411,18 @@ func TestAdvice(t *testing.T) {
 		"a name that the agent has refused": {
 			build: then(idle, waits, labelled(config.LabelMIGConfig, "gpu9_off", api.PhaseStalled, config.ReasonImpossibleGeometry)),
 			says:  []string{"has not carried that out, for reason ImpossibleGeometry", cut}, not: "gpu9_off",
+		},
+		"a table, of a node with a profile": {
+			build: then(func(w adviser) { w.pool("gpu-1", "off", "off") }, four, labelled(config.LabelProfile, "research", api.PhaseIdle, config.ReasonConverged)),
+			says:  []string{"--profile gpu0.1_2x3g.40gb", "note: the command takes node gpu-1 out of profile research"},
+		},
+		"a table, where a budget keeps the pods": {
+			build: then(func(w adviser) {
+				w.pool("gpu-1", "3g.40gb@0:other/x 2g.20gb@4:team/y 1g.10gb@6:team/z")
+				w.budget("team", 1)
+				w.ready("team/y")
+				w.ready("team/z")
+			}, four), code: 4, not: "serves",
 		},
 		"a silent agent": {
 			build: then(idle, silent, waits), code: 5, says: []string{"NotKnown", "the agent of gpu-1 has said nothing for 60m", "what 1 pod would need is not known"}, not: "$ kubectl gpuslice",
@@ -534,25 +565,49 @@ func TestTheCommandOfAChange(t *testing.T) {
 	}
 }
 
-// The last change that a label can spell counts for the proposal.
+// The last change that a label can spell counts for the proposal, before one whose pods would not all leave.
 func TestAProposalEndsWhereNoLabelCanSpellMore(t *testing.T) {
 	was, one, two := []judge.Instance{{Is: "1g.10gb@0"}}, []judge.Instance{{Is: "1g.10gb@1"}}, []judge.Instance{{Is: "1g.10gb@2"}}
 	move := func(command string, lost int, cuts []judge.Cut, leave ...string) adviceFor {
 		return adviceFor{Move: judge.Move{Node: "gpu-1", Request: map[int]nvml.Request{0: {}}, Leave: leave, Lost: lost, Cuts: cuts}, Config: command, Command: command}
 	}
-	out := advised{Moves: []adviceFor{
-		move("one", 1, []judge.Cut{{GPU: 3, Before: was, After: one}}, "team/a"),
-		move("two", 2, []judge.Cut{{GPU: 3, Before: one, After: two}, {GPU: 1, After: one}}, "team/a", "team/b"),
-		move("", 4, []judge.Cut{{GPU: 1, Before: one, After: was}, {GPU: 2}}, "team/c"),
-	}}
-	out.Moves[0].Begins = screenTime
-	out.sum()
-	want := []proposal{{
-		Node: "gpu-1", Config: "two", Command: "two", Pods: 2, Leave: 2, Lost: 3, Begins: screenTime,
-		Cuts: []judge.Cut{{GPU: 3, Before: was, After: two}, {GPU: 1, After: one}},
-	}}
-	if diff := gocmp.Diff(want, out.Proposals); diff != "" {
-		t.Errorf("-want +got:\n%s", diff)
+	with := func(m adviceFor, change func(m *adviceFor)) adviceFor { change(&m); return m }
+	stuck := func(m *adviceFor) { m.Stuck = true }
+	first := with(move("one", 1, []judge.Cut{{GPU: 3, Before: was, After: one}}, "team/a"), func(m *adviceFor) { m.Begins = screenTime })
+	second := move("two", 2, []judge.Cut{{GPU: 3, Before: one, After: two}, {GPU: 1, After: one}}, "team/a", "team/b")
+	for name, row := range map[string]struct {
+		moves []adviceFor
+		want  []proposal
+		stuck int
+	}{
+		"no spelling": {
+			moves: []adviceFor{first, second, move("", 4, []judge.Cut{{GPU: 1, Before: one, After: was}, {GPU: 2}}, "team/c")},
+			want: []proposal{{
+				Node: "gpu-1", Config: "two", Command: "two", Pods: 2, Leave: 2, Lost: 3, Begins: screenTime,
+				Cuts: []judge.Cut{{GPU: 3, Before: was, After: two}, {GPU: 1, After: one}},
+			}},
+		},
+		"stuck": {
+			moves: []adviceFor{first, with(second, stuck), move("three", 4, nil)}, stuck: 2,
+			want: []proposal{{
+				Node: "gpu-1", Config: "one", Command: "one", Pods: 1, Leave: 1, Lost: 1, Begins: screenTime,
+				Cuts: []judge.Cut{{GPU: 3, Before: was, After: one}},
+			}},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			out := advised{Moves: row.moves}
+			out.sum()
+			kept := 0
+			for _, m := range out.Moves {
+				if m.none() {
+					kept++
+				}
+			}
+			if diff := gocmp.Diff(row.want, out.Proposals); diff != "" || kept != row.stuck {
+				t.Errorf("%d stuck, want %d; -want +got:\n%s", kept, row.stuck, diff)
+			}
+		})
 	}
 }
 

@@ -177,6 +177,9 @@ func (out *advised) table(p paper) string {
 	}
 	for _, one := range out.Proposals[:min(len(out.Proposals), mostSums)] {
 		lines = append(lines, p.block(indent, one.serves(p))...)
+		for _, note := range one.Notes {
+			lines = append(lines, p.block(indent+"note: ", note)...)
+		}
 		lines = append(lines, indent+"$ "+one.Command)
 	}
 	if more := len(out.Proposals) - mostSums; more > 0 {

@@ -36,6 +36,7 @@ type fragmented struct {
 type nodeFragments struct {
 	judge.Fragments
 	Commands map[string]string `json:"commands,omitempty"` // by profile, for those of which the node has none free
+	Notes    []string          `json:"notes,omitempty"`    // on each of the commands
 }
 
 // fragments explains the free slices of nodes.
@@ -68,7 +69,7 @@ func (a *advice) fragments(ctx context.Context, client kube.Interface) (*fragmen
 		for _, p := range one.Profiles {
 			m := adviceFor{Move: judge.Move{Node: f.Node, Request: p.Request}}
 			if m.command(nodes[i]); m.Command != "" && len(p.Cuts) > 0 {
-				one.Commands[p.Profile] = m.Command
+				one.Commands[p.Profile], one.Notes = m.Command, bounded(m.about)
 			}
 		}
 		if f.Unknown != "" && a.defrag && !slices.Contains(slices.Concat(seen.silent, seen.blind), f.Node) {
