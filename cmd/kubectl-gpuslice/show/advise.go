@@ -196,7 +196,7 @@ func (a *advice) answer(ctx context.Context, client kube.Interface, file config.
 
 // read reads the cluster, and finds what the pods need.
 func (a *advice) read(ctx context.Context, client kube.Interface, file config.ConfigMapKey) (*advised, error) {
-	c, err := judge.ReadFor(ctx, client, a.asks, a.whatIfs(nil)...)
+	c, err := judge.ReadFor(ctx, client, isPending, a.whatIfs(nil)...)
 	lacks := "" // the right that the user lacks to see the cluster
 	if apierrors.IsForbidden(err) {
 		lacks = "listing " + forbidden(err)
@@ -211,6 +211,9 @@ func (a *advice) read(ctx context.Context, client kube.Interface, file config.Co
 		return nil, err
 	}
 	q := judge.Question{Cluster: c, Pending: append(pending, a.whatIfs(c.Nodes)...), All: lacks == "", Now: a.now, Status: out.statusOf(a.now)}
+	if !slices.ContainsFunc(q.Pending, func(p corev1.Pod) bool { return isWhatIf(&p) || a.asks(&p) }) {
+		q.Pending = nil
+	}
 	if lacks == "" && len(q.Pending) > 0 {
 		if q.Opens, err = a.opens(ctx, client, file, out); err != nil {
 			return nil, err
@@ -234,7 +237,7 @@ func forbidden(err error) string {
 	return "what decides"
 }
 
-// asks reports whether the pod may be one of those to advise on.
+// asks reports whether the pod is one of those to advise on. The scheduler tries all pending pods: the others take what they find before it.
 func (a *advice) asks(p *corev1.Pod) bool {
 	if !isPending(p) {
 		return false
@@ -286,11 +289,10 @@ func (a *advice) readOwn(ctx context.Context, client kube.Interface) (*judge.Clu
 	return &c, nil
 }
 
-// find returns the pods to advise on, and notes which of the named pods are not pending. The lists come from a cache, which a new pod may not have
-// reached.
+// find returns the pending pods, and notes which of the named pods are not pending. The lists come from a cache, which a new pod may not have reached.
 func (a *advice) find(ctx context.Context, client kube.Interface, c *judge.Cluster, out *advised) (pending []corev1.Pod, err error) {
 	for i := range c.Pods {
-		if a.asks(&c.Pods[i]) {
+		if isPending(&c.Pods[i]) {
 			pending = append(pending, c.Pods[i])
 		}
 	}
@@ -423,6 +425,9 @@ func (a *advice) whatIfs(nodes []corev1.Node) (pods []corev1.Pod) {
 	return pods
 }
 
+// isWhatIf reports whether the pod is one of --what-if.
+func isWhatIf(p *corev1.Pod) bool { return p.Namespace == whatIfNamespace && p.UID == "" }
+
 // add adds what the pods need. It leaves out pods that request no GPU, unless the user has named them.
 func (a *advice) add(out *advised, q judge.Question, moves []judge.Move, lacks string) {
 	pods, nodes := map[string]*corev1.Pod{}, map[string]*corev1.Node{}
@@ -435,14 +440,17 @@ func (a *advice) add(out *advised, q judge.Question, moves []judge.Move, lacks s
 	others := 0
 	for _, m := range moves {
 		p := pods[m.Pod]
+		hidden := !isWhatIf(p) && !a.asks(p)
 		if m.Verdict == judge.NotGPU && len(m.Requests) == 0 && len(a.names) == 0 {
-			others++
+			if !hidden {
+				others++
+			}
 			continue
 		}
 		if lacks != "" && len(m.Requests) > 0 && m.Verdict != judge.Gated {
 			m = judge.Move{Pod: m.Pod, Since: m.Since, Requests: m.Requests, Notes: m.Notes, Verdict: judge.NotKnown, Reason: lacks + " needs rights that you lack"}
 		}
-		one := adviceFor{Move: m, namespace: p.Namespace, whatIf: p.Namespace == whatIfNamespace && p.UID == "", Scheduler: schedulerOf(p)}
+		one := adviceFor{Move: m, namespace: p.Namespace, whatIf: isWhatIf(p), hidden: hidden, Scheduler: schedulerOf(p)}
 		if one.whatIf {
 			one.Since = time.Time{}
 		}

@@ -45,6 +45,7 @@ type adviceFor struct {
 
 	namespace string
 	whatIf    bool     // the pod is not there
+	hidden    bool     // the user has not asked for it: it counts for what the others need
 	about     []string // notes on the command
 }
 
@@ -53,9 +54,10 @@ type proposal struct {
 	Node    string `json:"node"`
 	Config  string `json:"config"`
 	Command string `json:"command"`
-	Pods    int    `json:"pods"`       // that run after it
-	Leave   int    `json:"leave"`      // pods that have to leave
-	Lost    int    `json:"slicesLost"` // memory slices that these have
+	Pods    int    `json:"pods"`                // that run after it
+	Others  int    `json:"otherPods,omitempty"` // that run after it, too, and are not in the moves
+	Leave   int    `json:"leave"`               // pods that have to leave
+	Lost    int    `json:"slicesLost"`          // memory slices that these have
 	// Begins is when the change may begin; zero for now, or where it never may.
 	Begins time.Time `json:"begins,omitzero"`
 	Notes  []string  `json:"notes,omitempty"` // on the command
@@ -185,7 +187,7 @@ func drawable(instances []judge.Instance) []judge.Instance {
 	return out
 }
 
-// sum adds the proposals, and who waits for what.
+// sum adds the proposals, and who waits for what, and leaves out the pods that are not shown.
 func (out *advised) sum() {
 	nodes := map[string]*nodeSum{}
 	var order []string
@@ -200,6 +202,7 @@ func (out *advised) sum() {
 			s.add(m)
 		}
 	}
+	out.Moves = slices.DeleteFunc(out.Moves, func(m adviceFor) bool { return m.hidden })
 	for _, name := range order {
 		if p := nodes[name].spelled; p.Command != "" {
 			out.Proposals = append(out.Proposals, p)
@@ -241,12 +244,14 @@ func (out *advised) wait() {
 
 // nodeSum is what the moves of a node come to.
 type nodeSum struct {
-	pods, lost int
-	leave      map[string]bool
-	stuck      bool      // not all would leave for one of the moves: no move after it can be had
-	begins     time.Time // the latest of the moves: each needs those before it
-	cuts       []judge.Cut
-	spelled    proposal // by the last move that a label can spell
+	pods, others int // that are shown, and that are not
+	lost         int
+	leave        map[string]bool
+	unseen       []string  // pods that leave for those that are not shown
+	stuck        bool      // not all would leave for one of the moves: no move after it can be had
+	begins       time.Time // the latest of the moves: each needs those before it
+	cuts         []judge.Cut
+	spelled      proposal // by the last move that a label can spell
 }
 
 func (s *nodeSum) add(m *adviceFor) {
@@ -272,13 +277,32 @@ func (s *nodeSum) add(m *adviceFor) {
 	}
 	s.stuck = s.stuck || m.Stuck
 	m.Stuck = s.stuck
+	if m.hidden {
+		s.others, s.unseen = s.others+1, append(s.unseen, m.Leave...)
+		return
+	}
 	s.pods++
-	if m.Command != "" && !s.stuck {
+	if m.Command == "" {
+		return
+	}
+	if s.others > 0 {
+		m.Notes = append(m.Notes, s.unseenServed())
+	}
+	if !s.stuck {
 		s.spelled = proposal{
-			Node: m.Node, Config: m.Config, Command: m.Command, Pods: s.pods, Leave: len(s.leave), Lost: s.lost, Begins: s.begins, Notes: m.about,
+			Node: m.Node, Config: m.Config, Command: m.Command, Pods: s.pods, Others: s.others, Leave: len(s.leave), Lost: s.lost, Begins: s.begins, Notes: m.about,
 			Cuts: slices.Clone(s.cuts),
 		}
 	}
+}
+
+// unseenServed says what the command does for pods that are not shown.
+func (s *nodeSum) unseenServed() string {
+	said := "the command also serves " + cli.Counted(s.others, "pod") + " before it, not shown here"
+	if len(s.unseen) > 0 {
+		said += "; pods that would have to leave for that: " + listedNames(s.unseen)
+	}
+	return sanitize.Message(said, sanitize.Longest)
 }
 
 // resourceOf is the resource of a request, as "nvidia.com/mig-3g.40gb 1"; empty for "perhaps of no GPU", which names none.

@@ -274,7 +274,7 @@ func TestTheExampleOfThePageIsWhatAdviseSays(t *testing.T) {
 	}
 	inPool(t, func(w adviser) {
 		w.screen()
-		for _, args := range []string{"team-a/trainer-1", "--explain gpu-2"} {
+		for _, args := range []string{"team-a/trainer-0", "--explain gpu-2"} {
 			said, _ := w.advises(strings.Fields(args)...)
 			if example := "$ kubectl gpuslice advise " + args + "\n" + said; !strings.Contains(string(page), example) {
 				t.Errorf("the page lacks:\n%s", example)
@@ -313,6 +313,7 @@ func TestAdvice(t *testing.T) {
 	taint := func(key string) func(w adviser) {
 		return edit(func(n *corev1.Node) { n.Spec.Taints = []corev1.Taint{{Key: key, Effect: corev1.TaintEffectNoSchedule}} })
 	}
+	older := func(p *corev1.Pod) { p.CreationTimestamp = metav1.NewTime(time.Now().Add(-time.Hour)) }
 	labelled := func(key, value string, phase api.Phase, reason config.Reason) func(w adviser) {
 		return edit(func(n *corev1.Node) {
 			n.Labels[key] = value
@@ -349,7 +350,7 @@ func TestAdvice(t *testing.T) {
 		"what if nothing":       {build: idle, args: "--what-if 3g.40gb=0", code: 1, says: []string{"from 1 to 1000"}},
 		"what if no profile":    {build: idle, args: "--what-if cpu=1", code: 1, says: []string{"neither a profile"}},
 		"what if too many":      {build: idle, args: "--what-if 3g.40gb=600,gpu=600", code: 1, says: []string{"it may have 1000"}},
-		"what if":               {build: then(idle, waits), args: "--what-if 3g.40gb=1", says: []string{"what-if/3g.40gb-1  NeedsRecut", cut}, not: "team/a"},
+		"what if":               {build: then(idle, waits), args: "--what-if 3g.40gb=1", says: []string{"what-if/3g.40gb-1  NeedsRecut", "gpu0_2x3g.40gb", "note: the command also serves 1 pod before it, not shown here\n"}},
 		"what if, and the rest": {build: then(idle, waits), args: "--pending --what-if 3g.40gb=1", says: []string{"team/a", "gpu0_2x3g.40gb"}},
 		"what if, after pods of the least priority": {
 			build: func(w adviser) {
@@ -358,8 +359,38 @@ func TestAdvice(t *testing.T) {
 			},
 			args: "--pending --what-if 3g.40gb=1", says: []string{"team/a  WillFit\n"},
 		},
+		"what if, after pods that are not shown": {
+			build: func(w adviser) {
+				w.pool("gpu-1", "1g.10gb@0:team/x 2g.20gb@2:team/y")
+				w.pod("team/first", mig3, older)
+			},
+			args: "--what-if 3g.40gb=1", says: []string{"what-if/3g.40gb-1  NeedsDrain", "has to leave: team/x, team/y"},
+		},
 		"what if behind a taint of Kubernetes": {
 			build: then(idle, taint("node-role.kubernetes.io/control-plane")), args: "--what-if gpu=1", code: 4, says: []string{"NotGPU", "taint node-role.kubernetes.io"},
+		},
+		"by its name, after a pod of another name": {
+			build: func(w adviser) {
+				w.pool("gpu-1", "1g.10gb@0:team/x 2g.20gb@2:team/y")
+				w.pod("team/first", mig3, older)
+				w.pod("team/second", mig3)
+			},
+			args: "team/second", says: []string{"team/second  NeedsDrain", "has to leave: team/x, team/y"}, not: "team/first  NeedsRecut",
+		},
+		"of a namespace, after a pod of another": {
+			build: func(w adviser) {
+				w.pool("gpu-1", "1g.10gb@0:team/x 3g.40gb@4:team/z", "2g.20gb@0:team/y 3g.40gb@4:team/w")
+				w.pod("other/first", mig3, older)
+				w.pod("team/second", mig3)
+			},
+			args: "-n team", says: []string{"has to leave: team/y", "note: the command also serves 1 pod before it, not shown here; pods that would have to leave for that: team/x"},
+		},
+		"four of a namespace, after a pod of another": {
+			build: then(func(w adviser) {
+				w.pool("gpu-1", "off", "off", "1g.10gb@0:team/x 2g.20gb@2:team/y 3g.40gb@4:team/z")
+				w.pod("other/first", mig3, older)
+			}, four),
+			args: "-n team", says: []string{"gpu-1: serves 4 pods, and 1 not shown here; "}, not: "other/first",
 		},
 		"what if behind a taint": {
 			build: then(idle, taint("nvidia.com/gpu")), args: "--what-if gpu=1", says: []string{"what-if/gpu-1  NeedsRecut", "gpu0_off"},
@@ -386,13 +417,6 @@ func TestAdvice(t *testing.T) {
 			build: then(idle, silent, waits, func(w adviser) { w.pod("team/b", mig3, gate) }), code: 4, says: []string{"NotKnown", "Gated"},
 		},
 		"one has to end": {build: then(func(w adviser) { w.pool("gpu-1", "3g.40gb@0:team/x 3g.40gb@4:team/y") }, waits), code: 4, says: []string{"NeedsDrain", "one has to end"}},
-		"who waits for what, by claims": {
-			build: then(func(w adviser) {
-				w.pool("gpu-1", "off")
-				w.pod("team/a", mig3, agenttest.ByClaim["a claim of the spec"])
-			}),
-			args: "-o json", code: 5, says: []string{`"resource": "by claim"`}, not: `"perhaps of no"`,
-		},
 		"fragments, where an agent is silent": {
 			build: then(idle, silent, func(w adviser) { w.pool("gpu-2", "7g.80gb@0:team/x") }), args: "--defrag", says: []string{"note: the agent of gpu-1 has said nothing for 60m"},
 		},
@@ -402,6 +426,13 @@ func TestAdvice(t *testing.T) {
 		},
 		"a node beside a silent agent": {
 			build: then(idle, silent, func(w adviser) { w.pool("gpu-2", "7g.80gb@0:team/x") }), args: "--explain gpu-2", says: []string{"8 free"}, not: "gpu-1",
+		},
+		"who waits for what, by claims": {
+			build: then(func(w adviser) {
+				w.pool("gpu-1", "off")
+				w.pod("team/a", mig3, agenttest.ByClaim["a claim of the spec"])
+			}),
+			args: "-o json", code: 5, says: []string{`"resource": "by claim"`}, not: `"perhaps of no"`,
 		},
 		"a change that is held up on another GPU": {
 			build: then(func(w adviser) { w.pool("gpu-1", "1g.10gb@0", "3g.40gb@0:team/x 3g.40gb@4:team/y") }, waits,
@@ -565,14 +596,14 @@ func TestTheCommandOfAChange(t *testing.T) {
 	}
 }
 
-// The last change that a label can spell counts for the proposal, before one whose pods would not all leave.
+// The last change that a label can spell counts for the proposal, before one whose pods would not all leave. Changes for pods that are not shown count.
 func TestAProposalEndsWhereNoLabelCanSpellMore(t *testing.T) {
 	was, one, two := []judge.Instance{{Is: "1g.10gb@0"}}, []judge.Instance{{Is: "1g.10gb@1"}}, []judge.Instance{{Is: "1g.10gb@2"}}
 	move := func(command string, lost int, cuts []judge.Cut, leave ...string) adviceFor {
 		return adviceFor{Move: judge.Move{Node: "gpu-1", Request: map[int]nvml.Request{0: {}}, Leave: leave, Lost: lost, Cuts: cuts}, Config: command, Command: command}
 	}
 	with := func(m adviceFor, change func(m *adviceFor)) adviceFor { change(&m); return m }
-	stuck := func(m *adviceFor) { m.Stuck = true }
+	hidden, stuck := func(m *adviceFor) { m.hidden = true }, func(m *adviceFor) { m.Stuck = true }
 	first := with(move("one", 1, []judge.Cut{{GPU: 3, Before: was, After: one}}, "team/a"), func(m *adviceFor) { m.Begins = screenTime })
 	second := move("two", 2, []judge.Cut{{GPU: 3, Before: one, After: two}, {GPU: 1, After: one}}, "team/a", "team/b")
 	for name, row := range map[string]struct {
@@ -594,6 +625,15 @@ func TestAProposalEndsWhereNoLabelCanSpellMore(t *testing.T) {
 				Cuts: []judge.Cut{{GPU: 3, Before: was, After: one}},
 			}},
 		},
+		"not shown": {
+			moves: []adviceFor{with(first, hidden), second, with(move("three", 4, nil, "team/c"), hidden)},
+			want: []proposal{{
+				Node: "gpu-1", Config: "two", Command: "two", Pods: 1, Others: 1, Leave: 2, Lost: 3, Begins: screenTime,
+				Cuts: []judge.Cut{{GPU: 3, Before: was, After: two}, {GPU: 1, After: one}},
+			}},
+		},
+		"stuck, and not shown": {moves: []adviceFor{with(first, func(m *adviceFor) { hidden(m); stuck(m) }), second}, stuck: 1},
+		"all not shown":        {moves: []adviceFor{with(first, hidden), with(second, hidden)}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			out := advised{Moves: row.moves}

@@ -203,5 +203,9 @@ func (one *proposal) serves(p paper) string {
 	if !one.Begins.IsZero() {
 		leave += "; may begin " + begins(one.Begins, p)
 	}
-	return fmt.Sprintf("%s: serves %s; %s", one.Node, cli.Counted(one.Pods, "pod"), leave)
+	serves := cli.Counted(one.Pods, "pod")
+	if one.Others > 0 {
+		serves += fmt.Sprintf(", and %d not shown here", one.Others)
+	}
+	return fmt.Sprintf("%s: serves %s; %s", one.Node, serves, leave)
 }
