@@ -205,7 +205,7 @@ func saysOf(g *judge.Shares) string {
 	case len(g.Pods) > 0:
 		fits = listedNames(g.Pods) + " has all of it"
 	case g.Largest != "":
-		fits = "the largest instance that fits is " + sanitize.Cut(g.Largest, longestPod)
+		fits = "the largest instance that fits is " + g.Largest
 	}
 	return fmt.Sprintf("GPU %d: %d of %d free; %s", g.GPU, g.Free, g.Slices, fits)
 }
@@ -275,6 +275,9 @@ func (out *fragmented) smallest(p paper) (lines []string) {
 			lines = append(lines, drawCut(b.on.Node, &b.room.Cuts[i], p)...)
 		}
 		if command := b.command(); command != "" {
+			for _, note := range b.on.Notes {
+				lines = append(lines, p.block(indent+"note: ", note)...)
+			}
 			lines = append(lines, indent+"$ "+command)
 		}
 	}

@@ -131,7 +131,7 @@ func (out *advised) overview(p paper) markup {
 		for i := range one.Cuts {
 			said += cutFigure(one.Node, &one.Cuts[i])
 		}
-		said += pasted(one.Command)
+		said += noted(one.Notes) + pasted(one.Command)
 	}
 	said += more(len(out.Proposals) - mostSums)
 	if len(out.Waiting) > 0 {
@@ -148,6 +148,9 @@ func (out *fragmented) page(p paper) string {
 			said := element("h2", "", say(profileName(b.profile))) + element("p", "", say(b.says()))
 			for i := range b.cuts() {
 				said += cutFigure(b.on.Node, &b.room.Cuts[i])
+			}
+			if b.command() != "" {
+				said += noted(b.on.Notes)
 			}
 			parts = append(parts, element("section", "", "\n", said, pasted(b.command())))
 		}
