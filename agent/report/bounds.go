@@ -27,7 +27,7 @@ const (
 	AnswerRoom = 48 << 10 // bytes
 )
 
-// EncodeStatus encodes the status in so many bytes. A status that is too long loses the blockers first, and then what advice needs: the pods, and the models
+// EncodeStatus encodes the status in so many bytes. A status that is too long loses the pods first, which tenants make many of, then the blockers, then the models
 // with the instances. Next are the geometry and the capacity, which users find elsewhere, and at last stale resources and full devices.
 func EncodeStatus(s api.Status, room int) (text string, fits bool, err error) {
 	s.Desired = sanitize.Cut(s.Desired, longestBlocker)
@@ -42,10 +42,10 @@ func EncodeStatus(s api.Status, room int) (text string, fits bool, err error) {
 		switch {
 		case err != nil || len(text) <= room:
 			return text, err == nil, err
-		case len(s.Blockers) > 0:
-			s.Blockers = s.Blockers[:len(s.Blockers)/2]
 		case s.Held != nil:
 			s.Held = nil
+		case len(s.Blockers) > 0:
+			s.Blockers = s.Blockers[:len(s.Blockers)/2]
 		case s.Models != nil || slices.ContainsFunc(s.GPUs, func(g api.StatusGPU) bool { return g.Instances != nil }):
 			s.Models, s.GPUs = nil, withoutInstances(s.GPUs)
 		case len(s.GPUs) > 0:

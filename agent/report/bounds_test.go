@@ -71,8 +71,7 @@ func TestAStatusLosesWhatAdviceNeedsBeforeItsGeometry(t *testing.T) {
 		want string
 	}{
 		{len(full), "blockers held models instances GPUs"},
-		{len(full) - 1, "held models instances GPUs"},
-		{12 << 10, "models instances GPUs"},
+		{len(full) - 1, "blockers models instances GPUs"},
 		{4 << 10, "GPUs"},
 		{200, ""},
 	} {

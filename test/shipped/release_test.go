@@ -96,7 +96,7 @@ func holdsThePlugin(t *testing.T, has map[string][]byte, file string) {
 	if packed["LICENSE"] == "" {
 		t.Error("the plugin's archive has no licence, which krew demands")
 	}
-	const most = 28_000_000 // bytes
+	const most = 32_000_000 // bytes; kube-scheduler's allocator of devices, with its CEL, takes 8 million of them
 	if size := len(packed[krew.Spec.Platforms[0].Bin]); size > most {
 		t.Errorf("the plugin has %d bytes, and may have %d: see what it links again by go tool nm -size -sort size", size, most)
 	}

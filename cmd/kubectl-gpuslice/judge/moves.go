@@ -457,6 +457,8 @@ func (m *moves) neverOffers(h *hardware, p *corev1.Pod, n *corev1.Node) string {
 			return "NVIDIA's DRA driver offers its GPUs, and no DeviceClass has the resource " + sanitize.Cut(string(name), longestKey)
 		case shared == renamed.IsZero():
 			return "its device plugin does not offer GPUs under the name " + sanitize.Cut(string(name), longestKey)
+		case h.leavesOutAttributes(kind, n):
+			return "its device plugin leaves the attributes of profiles out of names, and offers no " + sanitize.Cut(string(name), longestKey)
 		case kind != nvml.ResourceGPU && n.Labels[config.LabelMIGStrategy] == string(config.MIGStrategyNone):
 			return "the MIG strategy of its device plugin is none"
 		}
@@ -653,7 +655,12 @@ func (m *moves) carryOut(n *corev1.Node, r demand.Recut, want demand.Want, p *co
 		out.Reason = fmt.Sprintf("a change of %s of node %s gives it what it requests; %s to leave, with %s", sanitize.Listed(gpus), n.Name,
 			have(len(r.Pods)), cli.Counted(r.Cost.Lost, "memory slice"))
 	}
-	for name, n2 := range h.freeResources() {
+	for kind := range want {
+		if strings.ContainsAny(kind, "+-") && !h.claims {
+			out.Notes = append(out.Notes, "device plugins before v0.20 leave the attributes of profiles out of names: then the pod does not get it")
+		}
+	}
+	for name, n2 := range h.freeResources(n) {
 		m.room.free[n.Name] = m.room.free[n.Name].DeepCopy()
 		m.room.free[n.Name][name] = *resource.NewQuantity(int64(n2), resource.DecimalSI)
 	}
@@ -674,22 +681,54 @@ func have(pods int) string {
 }
 
 // freeResources are the free devices of the node, by resource. A resource without a free device has 0.
-func (h *hardware) freeResources() map[corev1.ResourceName]int {
+func (h *hardware) freeResources(n *corev1.Node) map[corev1.ResourceName]int {
 	out := map[corev1.ResourceName]int{nvml.ResourceGPU: 0}
+	resource := func(profile string) corev1.ResourceName {
+		name := resourcesOf(profile)[0]
+		if h.leavesOutAttributes(string(name), n) {
+			return plain(name)
+		}
+		return name
+	}
 	for _, g := range h.gpus {
 		for _, p := range g.Profiles {
-			out[resourcesOf(p.Name)[0]] += 0
+			out[resource(p.Name)] += 0
 		}
 		if !g.Enabled && len(g.All) == 0 && !g.Lost {
 			out[nvml.ResourceGPU]++
 		}
 		for _, i := range g.Instances {
 			if len(g.On[i.Start]) == 0 && len(g.All) == 0 && !g.Lost && i.Compute == "" {
-				out[resourcesOf(i.Profile)[0]]++
+				out[resource(i.Profile)]++
 			}
 		}
 	}
 	return out
+}
+
+// plain is the resource without the attributes of its profile: "nvidia.com/mig-1g.10gb".
+func plain(name corev1.ResourceName) corev1.ResourceName {
+	size, _, is := strings.Cut(string(name), "gb")
+	if !is {
+		return name
+	}
+	return corev1.ResourceName(size + "gb")
+}
+
+// leavesOutAttributes reports whether the node's device plugin offers an instance of the resource's profile by the plain name, as plugins before v0.20 do. That
+// is known only of a node that has such an instance.
+func (h *hardware) leavesOutAttributes(name string, n *corev1.Node) bool {
+	full := corev1.ResourceName(name)
+	offered, shared := n.Status.Allocatable[full], n.Status.Allocatable[full+nvml.SharedSuffix]
+	if plain(full) == full || !offered.IsZero() || !shared.IsZero() {
+		return false
+	}
+	has := func(gpus []demand.GPU) bool {
+		return slices.ContainsFunc(gpus, func(g demand.GPU) bool {
+			return slices.ContainsFunc(g.Instances, func(i nvml.Instance) bool { return resourcesOf(i.Profile)[0] == full })
+		})
+	}
+	return !h.planned && has(h.gpus)
 }
 
 // judged adds what keeps the pods that have to leave.

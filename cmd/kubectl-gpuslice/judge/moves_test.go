@@ -217,6 +217,14 @@ func TestWhatAPendingPodNeeds(t *testing.T) {
 			},
 			want: "NeedsDrain gpu-1 0:2g.20gb@0+1g.10gb@2+3g.40gb@4 leave team/daemon (1)",
 		},
+		"a profile with an attribute, which the plugin leaves out": {
+			build: func(c *pool) {
+				n := c.node("gpu-1", "1g.10gb@0 1g.10gb+me@1:team/a")
+				n.Status.Allocatable["nvidia.com/mig-1g.10gb"] = resource.MustParse("2")
+				delete(n.Status.Allocatable, "nvidia.com/mig-1g.10gb.me")
+			},
+			asks: "nvidia.com/mig-1g.10gb.me", want: "NotGPU", says: "leaves the attributes of profiles out of names",
+		},
 		"larger than any node": {build: func(c *pool) { c.node("gpu-1", "off") }, asks: "nvidia.com/mig-3g.71gb", want: "TooLarge", says: "NVIDIA H100 80GB HBM3 7g.80gb"},
 		"more than any node": {
 			build:  func(c *pool) { c.node("gpu-1", "off"); c.node("gpu-2", "off") },
