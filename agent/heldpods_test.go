@@ -45,17 +45,7 @@ func TestPodsThatComeAndGoAreInTheStatusWithinSeconds(t *testing.T) {
 		if writes < 5 || writes > 7 {
 			t.Errorf("%d writes of the status in %d s", writes, jobs)
 		}
-		want := []api.Held{{Pod: types.UID(last), On: []string{fmt.Sprintf("1/%d", gpu.Instances[(jobs-1)%7].Start)}}}
-		is := func() bool {
-			return slices.EqualFunc(w.status().Held, want, func(a, b api.Held) bool { return a.Pod == b.Pod && slices.Equal(a.On, b.On) })
-		}
-		began := time.Now()
-		for pause := w.agent.Pass(t.Context()); !is() && time.Since(began) < time.Minute; pause = w.agent.Pass(t.Context()) {
-			<-time.After(pause)
-		}
-		if took := time.Since(began); took > 5*time.Second || !is() {
-			t.Errorf("after %s the status has %v, want %v", took, w.status().Held, want)
-		}
+		w.awaitHeld(api.Held{Pod: types.UID(last), On: []string{fmt.Sprintf("1/%d", gpu.Instances[(jobs-1)%7].Start)}})
 		if pause := w.agent.Pass(t.Context()); pause < time.Minute {
 			t.Errorf("with nothing to write the agent rests for %s only", pause)
 		}
@@ -67,4 +57,19 @@ func TestPodsThatComeAndGoAreInTheStatusWithinSeconds(t *testing.T) {
 			t.Errorf("the status says %s, and has %v", s.Reason, s.Held)
 		}
 	})
+}
+
+// awaitHeld runs the agent until the status has the one pod, and fails the test if that takes more than five seconds.
+func (w *world) awaitHeld(want api.Held) {
+	w.t.Helper()
+	is := func() bool {
+		return slices.EqualFunc(w.status().Held, []api.Held{want}, func(a, b api.Held) bool { return a.Pod == b.Pod && slices.Equal(a.On, b.On) })
+	}
+	began := time.Now()
+	for pause := w.agent.Pass(w.t.Context()); !is() && time.Since(began) < time.Minute; pause = w.agent.Pass(w.t.Context()) {
+		<-time.After(pause)
+	}
+	if took := time.Since(began); took > 5*time.Second || !is() {
+		w.t.Errorf("after %s the status has %v, want %v", took, w.status().Held, want)
+	}
 }

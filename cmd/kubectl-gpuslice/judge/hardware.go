@@ -88,7 +88,7 @@ type kinds map[string]uint32
 func (k kinds) of(m api.Model) uint32 {
 	offers := fmt.Sprint(m.Profiles)
 	if _, is := k[offers]; !is {
-		k[offers] = uint32(min(len(k), math.MaxInt32)) //nolint:gosec // it is bounded
+		k[offers] = uint32(min(len(k), math.MaxInt32))
 	}
 	return k[offers]
 }
