@@ -79,6 +79,7 @@ func TestPromise17WhatOthersWriteCostsTheAPIServerNoRead(t *testing.T) {
 	})
 	r.awaitEvent(metav1.NamespaceDefault, r.Name, config.ReasonConverged, "all-3g.40gb") // which another goroutine of the agent sends
 	r.occupy(namespace, "busy")
+	r.await("a status with the pod", func(n *corev1.Node) bool { return holding(n) == 1 })
 	before, written := r.requests(), len(r.writes(""))
 
 	patch := func(what string, n int, write func(body []byte) error) {
@@ -112,6 +113,13 @@ func TestPromise17WhatOthersWriteCostsTheAPIServerNoRead(t *testing.T) {
 		t.Errorf("100 writes to a pod, 20 to the node, 21 to a ConfigMap and another pod made the agent send %d requests that read: %v, %v before", read, after, before)
 	}
 	for _, w := range r.writes("")[written:] {
-		t.Errorf("they made the agent write: %s %s", w, w.Body)
+		if !strings.Contains(w.Body, config.AnnotationStatus) || strings.Count(w.Body, `\"pod\":`) != 2 { // the other pod has a GPU now
+			t.Errorf("they made the agent write: %s %s", w, w.Body)
+		}
 	}
+}
+
+// holding counts the pods with GPUs in the status.
+func holding(n *corev1.Node) int {
+	return strings.Count(n.Annotations[config.AnnotationStatus], `"pod":`)
 }
