@@ -169,19 +169,19 @@ func (r Recut) Restored(gpus []GPU) Recut {
 		g := &gpus[c.GPU]
 		for _, instance := range g.Instances {
 			leave := slices.ContainsFunc(g.On[instance.Start], func(p string) bool { return slices.Contains(r.Pods, p) })
-			if !leave || slices.Contains(c.After, instance.Placed) || !c.Request.MIG {
+			if p, is := g.Profile(instance.Profile); !leave || slices.Contains(c.After, instance.Placed) || !c.Request.MIG || !is || with(g, c.After).Further(p) == 0 {
 				continue
 			}
-			with := maps.Clone(c.Request.Devices)
+			more := maps.Clone(c.Request.Devices)
 			for _, d := range instance.Placed.Devices() {
-				with[d]++
+				more[d]++
 			}
-			solution, err := nvml.Solve(g.GPU, with)
+			solution, err := nvml.Solve(g.GPU, more)
 			takes := slices.ContainsFunc(solution.Destroy, func(p nvml.Placed) bool {
 				return slices.ContainsFunc(g.On[p.Start], func(pod string) bool { return !slices.Contains(r.Pods, pod) })
 			})
 			if err == nil && !takes && hasAll(solution.Target, c.Used) {
-				c.Request.Devices, c.After = with, solution.Target
+				c.Request.Devices, c.After = more, solution.Target
 			}
 		}
 	}
