@@ -485,23 +485,23 @@ func (c solver) hasPlaces(_ int, g *demand.GPU, counts map[string]int, want dema
 			pods[p] = true
 		}
 	}
-	var todo []nvml.Profile
+	var asked []nvml.Profile
 	for _, k := range slices.Sorted(maps.Keys(want)) {
 		p, is := g.Profile(k)
 		if !is {
 			return nil, false
 		}
-		todo = append(todo, slices.Repeat([]nvml.Profile{p}, want[k])...)
+		asked = append(asked, slices.Repeat([]nvml.Profile{p}, want[k])...)
 	}
-	return pods, haveRoom(todo, spans)
+	return pods, haveRoom(asked, spans)
 }
 
 // haveRoom tries all places of the profiles beside the spans.
-func haveRoom(todo []nvml.Profile, spans []nvml.Span) bool {
-	if len(todo) == 0 {
+func haveRoom(asked []nvml.Profile, spans []nvml.Span) bool {
+	if len(asked) == 0 {
 		return true
 	}
-	return slices.ContainsFunc(todo[0].Placements, func(at nvml.Span) bool {
-		return !slices.ContainsFunc(spans, at.Overlaps) && haveRoom(todo[1:], append(slices.Clone(spans), at))
+	return slices.ContainsFunc(asked[0].Placements, func(at nvml.Span) bool {
+		return !slices.ContainsFunc(spans, at.Overlaps) && haveRoom(asked[1:], append(slices.Clone(spans), at))
 	})
 }

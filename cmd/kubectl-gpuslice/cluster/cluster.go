@@ -72,7 +72,7 @@ func (o *Options) Client() (kube.Interface, error) {
 	return kube.New(c)
 }
 
-// Namespace is that of pods which the user names without one, and reports whether the flag --namespace names it.
+// Namespace returns the namespace for pods that the user names without one. Asked says that it comes from the flag --namespace.
 func (o *Options) Namespace() (name string, asked bool, err error) {
 	if asked = o.overrides.Context.Namespace != ""; asked || o.Connect != nil {
 		return cmp.Or(o.overrides.Context.Namespace, metav1.NamespaceDefault), asked, nil

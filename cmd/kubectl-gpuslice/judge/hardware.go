@@ -288,7 +288,7 @@ func (h *hardware) givenOn(g, before *demand.GPU) (out []nvml.Placed) {
 	return out
 }
 
-// remember keeps a GPU as it is before the first move changes it.
+// remember copies a GPU before the first move changes it.
 func (h *hardware) remember(g *demand.GPU) {
 	if h.before[g.Index] != nil {
 		return

@@ -53,7 +53,7 @@ type Move struct {
 	Cuts     []Cut     `json:"cuts,omitempty"`
 	Leave    []string  `json:"leave,omitempty"`      // pods that have to leave
 	Lost     int       `json:"slicesLost,omitempty"` // memory slices that they have on the node
-	Begins   time.Time `json:"begins,omitzero"`      // when the change may begin; zero for now, or where it never may
+	Begins   time.Time `json:"begins,omitzero"`      // when the change may begin, if that is later; zero also where no window opens again
 	Budgets  []string  `json:"budgets,omitempty"`    // what keeps those that leave
 	Stuck    bool      `json:"stuck,omitempty"`      // not all of them would leave
 	Notes    []string  `json:"notes,omitempty"`
@@ -124,7 +124,7 @@ func (m *moves) within(ctx context.Context, p *corev1.Pod, left time.Duration) M
 			return move
 		}
 	}
-	return Move{Verdict: NotKnown, Reason: fmt.Sprintf("what the pods of namespace %s request takes too long to look at", sanitize.Cut(p.Namespace, longestKey))}
+	return Move{Verdict: NotKnown, Reason: fmt.Sprintf("looking at the pods of namespace %s takes too long", sanitize.Cut(p.Namespace, longestKey))}
 }
 
 // movesOf is the cluster before the first move.
@@ -576,10 +576,10 @@ func resourcesOf(kind string) []corev1.ResourceName {
 	return []corev1.ResourceName{corev1.ResourceName(name), corev1.ResourceName(name + nvml.SharedSuffix)}
 }
 
-// mostTried bounds the search for a change whose pods can all leave. After so many, the cheapest is named.
+// mostTried is how many of the cheapest changes recut looks at.
 const mostTried = 8
 
-// recut looks for the cheapest change after which the pod runs. It passes over changes whose pods cannot all leave, if there is another.
+// recut looks for the cheapest change after which the pod runs. It prefers changes that no budget keeps from ending.
 func (m *moves) recut(ctx context.Context, c *alike, p *corev1.Pod) (Move, bool) {
 	var best []int
 	for i := range c.found {

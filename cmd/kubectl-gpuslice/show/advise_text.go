@@ -26,12 +26,8 @@ const (
 // text returns the advice in the format of the flag.
 func (out *advised) text(format string, p paper) (string, error) {
 	switch format {
-	case formatJSON:
-		said, err := json.MarshalIndent(out, "", "  ")
-		return string(said) + "\n", err
-	case formatYAML:
-		said, err := yaml.Marshal(out)
-		return string(said), err
+	case formatJSON, formatYAML:
+		return forPrograms(format, out)
 	case formatHTML:
 		return out.page(p.sheet()), nil
 	}
@@ -55,6 +51,16 @@ func (out *advised) text(format string, p paper) (string, error) {
 		parts = append(parts, strings.Join(notes, "\n"))
 	}
 	return strings.Join(parts, "\n\n") + "\n", nil
+}
+
+// forPrograms returns what programs read, as JSON or YAML.
+func forPrograms(format string, of any) (string, error) {
+	if format == formatYAML {
+		said, err := yaml.Marshal(of)
+		return string(said), err
+	}
+	said, err := json.MarshalIndent(of, "", "  ")
+	return string(said) + "\n", err
 }
 
 // block says all of one pod.

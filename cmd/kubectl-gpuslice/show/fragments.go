@@ -3,7 +3,6 @@ package show
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -13,7 +12,6 @@ import (
 	"github.com/jedib0t/go-pretty/v6/text"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/labels"
-	"sigs.k8s.io/yaml"
 
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/plan/demand"
@@ -133,12 +131,8 @@ func (a *advice) pick(all []corev1.Node) (out []*corev1.Node, err error) {
 // text returns it in the format of the flag.
 func (out *fragmented) text(format string, p paper) (string, error) {
 	switch format {
-	case formatJSON:
-		said, err := json.MarshalIndent(out, "", "  ")
-		return string(said) + "\n", err
-	case formatYAML:
-		said, err := yaml.Marshal(out)
-		return string(said), err
+	case formatJSON, formatYAML:
+		return forPrograms(format, out)
 	case formatHTML:
 		return out.page(p.sheet()), nil
 	}

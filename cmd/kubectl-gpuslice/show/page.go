@@ -16,7 +16,7 @@ import (
 	"github.com/gpuslice/gpuslice/config/sanitize"
 )
 
-// formatHTML is one page that needs nothing but itself.
+// formatHTML is a page without links to other files.
 const formatHTML = "html"
 
 // mostInBar is the number of characters of a name, and of names in an eighth of a bar.
