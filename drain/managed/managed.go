@@ -1,8 +1,9 @@
-// Package managed reads from a node who has cordoned it, and who owns which of its fields.
+// Package managed reads from a node who has cordoned it, why it takes no pods, and who owns which of its fields.
 package managed
 
 import (
 	"encoding/json"
+	"slices"
 	"strings"
 	"time"
 
@@ -46,6 +47,39 @@ func CordonTaint(node *corev1.Node) *corev1.Taint {
 		}
 	}
 	return nil
+}
+
+// Changing is why a node is unavailable that an agent changes.
+const Changing = "being changed by gpuslice"
+
+// Unavailable returns why the node takes no pods, or "" if it does. Nodes that take none count against the limit of their pool. The caller knows whether an
+// agent changes the node, and which taints are startup taints.
+func Unavailable(node *corev1.Node, changing bool, startup func(corev1.Taint) bool) string {
+	switch {
+	case node.DeletionTimestamp != nil:
+		return "being deleted"
+	case changing:
+		return Changing
+	}
+	if i := slices.IndexFunc(node.Spec.Taints, startup); i >= 0 {
+		return "not yet made ready, it has the taint " + node.Spec.Taints[i].Key
+	}
+	if who, _, cordoned := Cordoner(node); cordoned {
+		if who == "" {
+			return "cordoned"
+		}
+		return "cordoned by " + who
+	}
+	for _, c := range node.Status.Conditions {
+		if c.Type != corev1.NodeReady {
+			continue
+		}
+		if c.Status == corev1.ConditionTrue {
+			return ""
+		}
+		return "not Ready since " + c.LastTransitionTime.UTC().Format(time.RFC3339)
+	}
+	return "not Ready, kubelet has not reported yet"
 }
 
 // OwnsField reports whether the entry's manager owns the field, which is named as in managedFields.

@@ -62,7 +62,7 @@ type advisedAll struct {
 	Notes     []string
 }
 
-// never reports whether the verdict is that no change of geometry lets the pod run.
+// never reports whether the verdict is that no change that may begin lets the pod run.
 func (m *advisedMove) never() bool {
 	return slices.Contains([]string{"TooLarge", "Gated", "NotGPU"}, m.Verdict)
 }

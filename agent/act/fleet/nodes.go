@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -24,9 +23,6 @@ import (
 
 // page is how many nodes the agent reads by one request. A node takes some 20 KiB, or 256 KiB if its annotations are full.
 const page = 50
-
-// changing is why a node with a slot or with our taint is unavailable.
-const changing = "being changed by gpuslice"
 
 // census is the nodes of a pool at one moment.
 type census struct {
@@ -154,14 +150,14 @@ func (c *census) unavailableNodes(holders []holder, but Change) (unavailable []s
 	holds := map[types.UID]bool{but.UID: true}
 	for _, h := range holders {
 		if h.UID != but.UID {
-			unavailable = append(unavailable, h.Node+": "+changing)
+			unavailable = append(unavailable, h.Node+": "+managed.Changing)
 		}
 		holds[h.UID] = true
 	}
 	for _, m := range c.members {
 		if m.reason != "" && !holds[m.uid] {
 			unavailable = append(unavailable, m.name+": "+m.reason)
-			if m.reason != changing {
+			if m.reason != managed.Changing {
 				stuck = cmp.Or(stuck, m.name)
 			}
 		}
@@ -224,29 +220,5 @@ func fenced(node *corev1.Node) bool {
 
 // Unavailable returns why a node takes no pods, or "" if it does.
 func Unavailable(node *corev1.Node, startup config.StartupTaints) string {
-	switch {
-	case node.DeletionTimestamp != nil:
-		return "being deleted"
-	case fenced(node):
-		return changing
-	}
-	if i := slices.IndexFunc(node.Spec.Taints, startup.Has); i >= 0 {
-		return "not yet made ready, it has the taint " + node.Spec.Taints[i].Key
-	}
-	if who, _, cordoned := managed.Cordoner(node); cordoned {
-		if who == "" {
-			return "cordoned"
-		}
-		return "cordoned by " + who
-	}
-	for _, c := range node.Status.Conditions {
-		if c.Type != corev1.NodeReady {
-			continue
-		}
-		if c.Status == corev1.ConditionTrue {
-			return ""
-		}
-		return "not Ready since " + c.LastTransitionTime.UTC().Format(time.RFC3339)
-	}
-	return "not Ready, kubelet has not reported yet"
+	return managed.Unavailable(node, fenced(node), startup.Has)
 }

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/gpuslice/gpuslice/drain/managed"
 )
 
 // errQueued means that the node has joined the queue at its front, and may now count the nodes.
@@ -311,7 +313,7 @@ func (a *acquisition) grant(st *leaseState, room int) {
 func (a *acquisition) full(limit, rank int, st *leaseState, unavailable []string) *Full {
 	if unavailable == nil {
 		for _, h := range st.Holders {
-			unavailable = append(unavailable, h.Node+": "+changing)
+			unavailable = append(unavailable, h.Node+": "+managed.Changing)
 		}
 	}
 	now := a.slots.Clock.Now()

@@ -35,7 +35,7 @@ const (
 	NeedsRecut  Verdict = "NeedsRecut"  // a change of geometry for which no pod has to leave
 	NeedsDrain  Verdict = "NeedsDrain"  // pods have to leave
 	NeedsCordon Verdict = "NeedsCordon" // pods have to leave, and their budget lets them go behind a cordon alone, if at all
-	NeedsWindow Verdict = "NeedsWindow" // a change that may begin only in a later window
+	NeedsWindow Verdict = "NeedsWindow" // a change that may not begin yet: its window, a hold, or the limit or pause of its pool
 	TooLarge    Verdict = "TooLarge"    // no node could have what it requests, whatever leaves
 	Gated       Verdict = "Gated"       // its gates have to go first: the scheduler does not look at it
 	NotGPU      Verdict = "NotGPU"      // it requests no GPU, or something else keeps it from each node that could have them
@@ -53,7 +53,7 @@ type Move struct {
 	Cuts     []Cut     `json:"cuts,omitempty"`
 	Leave    []string  `json:"leave,omitempty"`      // pods that have to leave
 	Lost     int       `json:"slicesLost,omitempty"` // memory slices that they have on the node
-	Begins   time.Time `json:"begins,omitzero"`      // when the change may begin, if that is later; zero also where no window opens again
+	Begins   time.Time `json:"begins,omitzero"`      // when the change may begin, if that is later; zero also where that is not known
 	Budgets  []string  `json:"budgets,omitempty"`    // what keeps those that leave
 	Stuck    bool      `json:"stuck,omitempty"`      // not all of them would leave
 	Notes    []string  `json:"notes,omitempty"`
@@ -84,10 +84,16 @@ type Question struct {
 	Pending []corev1.Pod
 	// Status has the report of a node's agent. Unknown says why it does not count.
 	Status func(n *corev1.Node) (s api.Status, unknown string)
-	// Opens returns when a change of the node may begin: now, or later; the zero time for never.
-	Opens func(n *corev1.Node, now time.Time) time.Time
-	All   bool // the pods of the cluster are all that there are
-	Now   time.Time
+	// Begins returns when a change of the node may begin that takes something away; nil if that is not known.
+	Begins func(n *corev1.Node) Beginning
+	All    bool // the pods of the cluster are all that there are
+	Now    time.Time
+}
+
+// Beginning is when a change may begin.
+type Beginning struct {
+	At  time.Time // not before this time; zero for now
+	Not string    // what keeps it from beginning until something else ends; empty if nothing does
 }
 
 // Moves says of each pending pod what it needs to run. Like the scheduler, it takes the pods by priority, then by age. Each move counts on those before it.
@@ -605,7 +611,7 @@ func (m *moves) recut(ctx context.Context, c *alike, p *corev1.Pod) (Move, bool)
 	}
 	out := m.carryOut(&m.Nodes[chosen], c.found[chosen].recut, c.found[chosen].want, p)
 	m.judged(&out, of)
-	m.opens(&out, &m.Nodes[chosen])
+	m.begins(&out, &m.Nodes[chosen])
 	return out, true
 }
 
@@ -776,8 +782,8 @@ func losing(p *corev1.Pod) (note string, stays bool) {
 	}
 }
 
-// opens says when the change may begin.
-func (m *moves) opens(out *Move, n *corev1.Node) {
+// begins says when the change may begin.
+func (m *moves) begins(out *Move, n *corev1.Node) {
 	h := m.hardware[n.Name] // the command asks for all changes of the node so far
 	h.disturbed = h.disturbed || disturbs(out.Cuts)
 	why, held := n.Annotations[config.AnnotationHold]
@@ -786,16 +792,15 @@ func (m *moves) opens(out *Move, n *corev1.Node) {
 		out.Verdict = NeedsWindow
 		out.Notes = append(out.Notes, "node "+n.Name+" is on hold, and no change begins before that ends: "+sanitize.Message(why, longestKey))
 		return
-	case m.question.Opens == nil || !h.disturbed:
+	case m.question.Begins == nil || !h.disturbed:
 		return
 	}
-	at := m.question.Opens(n, m.question.Now)
-	switch {
-	case at.IsZero():
+	switch at := m.question.Begins(n); {
+	case at.Not != "":
 		out.Verdict = NeedsWindow
-		out.Notes = append(out.Notes, "no window of node "+n.Name+" opens again")
-	case at.After(m.question.Now):
-		out.Verdict, out.Begins = NeedsWindow, at
+		out.Notes = append(out.Notes, at.Not)
+	case at.At.After(m.question.Now):
+		out.Verdict, out.Begins = NeedsWindow, at.At
 	}
 }
 
@@ -828,7 +833,7 @@ func (m *moves) impossible(ctx context.Context, c *alike, p *corev1.Pod) Move {
 		case f.unknown != nil:
 			unknown = cmp.Or(unknown, f.unknown)
 		case f.why != "":
-			if can || h.unknown != "" && hasGPUs(n) || hasAny(n, c.want) {
+			if can || h.unknown != "" && HasGPUs(n) || hasAny(n, c.want) {
 				barred = true
 				against[f.why]++
 			}
@@ -877,8 +882,8 @@ func hasAny(n *corev1.Node, want demand.Want) bool {
 	return false
 }
 
-// hasGPUs reports whether the node shows GPUs, by its resources or by an agent's report.
-func hasGPUs(n *corev1.Node) bool {
+// HasGPUs reports whether the node shows GPUs, by its resources or by an agent's report.
+func HasGPUs(n *corev1.Node) bool {
 	_, reported := n.Annotations[config.AnnotationStatus]
 	return reported || slices.ContainsFunc(slices.Collect(maps.Keys(n.Status.Allocatable)), func(name corev1.ResourceName) bool { return nvml.GPUResource(string(name)) })
 }

@@ -113,9 +113,9 @@ func (c *pool) ofDaemonSet(name string) {
 }
 
 // moves are what the pending pods need, in lines.
-func (c *pool) moves(opens func(*corev1.Node, time.Time) time.Time, pending ...*corev1.Pod) []Move {
+func (c *pool) moves(begins func(*corev1.Node) Beginning, pending ...*corev1.Pod) []Move {
 	c.t.Helper()
-	q := c.question(opens, pending...)
+	q := c.question(begins, pending...)
 	before := texts(c.t, &c.Cluster)
 	out := Moves(c.t.Context(), q)
 	if diff := cmp.Diff(before, texts(c.t, &c.Cluster)); diff != "" {
@@ -124,8 +124,8 @@ func (c *pool) moves(opens func(*corev1.Node, time.Time) time.Time, pending ...*
 	return out
 }
 
-func (c *pool) question(opens func(*corev1.Node, time.Time) time.Time, pending ...*corev1.Pod) Question {
-	q := Question{Cluster: &c.Cluster, All: true, Now: now, Opens: opens, Status: func(n *corev1.Node) (api.Status, string) { return *c.status[n.Name], "" }}
+func (c *pool) question(begins func(*corev1.Node) Beginning, pending ...*corev1.Pod) Question {
+	q := Question{Cluster: &c.Cluster, All: true, Now: now, Begins: begins, Status: func(n *corev1.Node) (api.Status, string) { return *c.status[n.Name], "" }}
 	for _, p := range pending {
 		q.Pending = append(q.Pending, *p)
 	}
@@ -157,12 +157,13 @@ func TestWhatAPendingPodNeeds(t *testing.T) {
 			p.Spec.Containers[0].Resources.Requests = corev1.ResourceList{corev1.ResourceName(name): resource.MustParse(n)}
 		}
 	}
-	later := func(_ *corev1.Node, now time.Time) time.Time { return now.Add(time.Hour) }
+	later := func(*corev1.Node) Beginning { return Beginning{At: now.Add(time.Hour)} }
+	paused := func(*corev1.Node) Beginning { return Beginning{Not: "pool a is paused"} }
 	for name, row := range map[string]struct {
 		build  func(c *pool)
 		change func(p *corev1.Pod)
 		asks   string // one of the resource; empty for mig3
-		opens  func(*corev1.Node, time.Time) time.Time
+		begins func(*corev1.Node) Beginning
 		want   string
 		says   string // a part of the reason, the budgets or the notes
 	}{
@@ -195,11 +196,15 @@ func TestWhatAPendingPodNeeds(t *testing.T) {
 			want: "NeedsDrain gpu-2 0:3g.40gb@0+3g.40gb@4 leave other/d,other/e (3)",
 		},
 		"a later window": {
-			build: func(c *pool) { c.node("gpu-1", "off") }, opens: later,
+			build: func(c *pool) { c.node("gpu-1", "off") }, begins: later,
+			want: "NeedsWindow gpu-1 0:3g.40gb@0",
+		},
+		"a pool that is paused": {
+			build: func(c *pool) { c.node("gpu-1", "off") }, begins: paused,
 			want: "NeedsWindow gpu-1 0:3g.40gb@0",
 		},
 		"a later window, and free places": {
-			build: func(c *pool) { c.node("gpu-1", "1g.10gb@0") }, opens: later,
+			build: func(c *pool) { c.node("gpu-1", "1g.10gb@0") }, begins: later,
 			want: "NeedsRecut gpu-1 0:1g.10gb@0+3g.40gb@4",
 		},
 		"a whole GPU": {
@@ -420,7 +425,7 @@ func TestWhatAPendingPodNeeds(t *testing.T) {
 				row.change(p)
 			}
 			c.Pods = append(c.Pods, *p)
-			got := c.moves(row.opens, p)[0]
+			got := c.moves(row.begins, p)[0]
 			if line(got) != row.want {
 				t.Errorf("got %q, want %q: %s", line(got), row.want, got.Reason)
 			}

@@ -25,7 +25,6 @@ import (
 	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/judge"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/config/catalog"
-	"github.com/gpuslice/gpuslice/config/maintenance"
 	"github.com/gpuslice/gpuslice/config/sanitize"
 	"github.com/gpuslice/gpuslice/drain/kube"
 	"github.com/gpuslice/gpuslice/nvml"
@@ -50,8 +49,9 @@ type advice struct {
 	defrag    bool // the same of all nodes together
 	format    string
 	settings  cluster.AgentSettings
-	namespace string // of pods that are named without one
-	only      string // the pending pods of this namespace alone; empty for all
+	agents    config.Settings // by these
+	namespace string          // of pods that are named without one
+	only      string          // the pending pods of this namespace alone; empty for all
 	now       time.Time
 }
 
@@ -102,11 +102,10 @@ went wrong; 130 interrupted.`,
 			if a.namespace = namespace; only {
 				a.only = namespace
 			}
-			settings, err := a.settings.LoadBeside(cluster.AgentNamespace) // the flag --namespace is that of the pods
-			if err != nil {
+			if a.agents, err = a.settings.LoadBeside(cluster.AgentNamespace); err != nil { // the flag --namespace is that of the pods
 				return err
 			}
-			return a.print(cmd.Context(), client, settings.Maintenance, cmd.OutOrStdout())
+			return a.print(cmd.Context(), client, cmd.OutOrStdout())
 		},
 	}
 	c.Flags().StringVarP(&a.selector, "selector", "l", "", "select pending pods by their labels, as kubectl get does")
@@ -162,8 +161,8 @@ func (a *advice) checkWhatIf() error {
 }
 
 // print reads the cluster once, and writes what the pods need.
-func (a *advice) print(ctx context.Context, client kube.Interface, file config.ConfigMapKey, w io.Writer) error {
-	out, err := a.answer(ctx, client, file)
+func (a *advice) print(ctx context.Context, client kube.Interface, w io.Writer) error {
+	out, err := a.answer(ctx, client)
 	switch {
 	case ctx.Err() != nil:
 		return &cli.ExitError{Code: cli.ExitInterrupted, Err: errors.New("interrupted")}
@@ -187,15 +186,15 @@ type answer interface {
 }
 
 // answer reads the cluster once.
-func (a *advice) answer(ctx context.Context, client kube.Interface, file config.ConfigMapKey) (answer, error) {
+func (a *advice) answer(ctx context.Context, client kube.Interface) (answer, error) {
 	if a.explain || a.defrag {
 		return a.fragments(ctx, client)
 	}
-	return a.read(ctx, client, file)
+	return a.read(ctx, client)
 }
 
 // read reads the cluster, and finds what the pods need.
-func (a *advice) read(ctx context.Context, client kube.Interface, file config.ConfigMapKey) (*advised, error) {
+func (a *advice) read(ctx context.Context, client kube.Interface) (*advised, error) {
 	c, err := judge.ReadFor(ctx, client, isPending, a.whatIfs(nil)...)
 	lacks := "" // the right that the user lacks to see the cluster
 	if apierrors.IsForbidden(err) {
@@ -215,7 +214,7 @@ func (a *advice) read(ctx context.Context, client kube.Interface, file config.Co
 		q.Pending = nil
 	}
 	if lacks == "" && len(q.Pending) > 0 {
-		if q.Opens, err = a.opens(ctx, client, file, out); err != nil {
+		if q.Begins, err = a.begins(ctx, client, c.Nodes, out); err != nil {
 			return nil, err
 		}
 	}
@@ -360,36 +359,6 @@ func (out *advised) statusOf(now time.Time) func(n *corev1.Node) (api.Status, st
 			return r.Status, ""
 		}
 	}
-}
-
-// opens reads when changes may begin; nil if that is not known.
-func (a *advice) opens(ctx context.Context, client kube.Interface, file config.ConfigMapKey, out *advised) (func(*corev1.Node, time.Time) time.Time, error) {
-	schedule := maintenance.Without()
-	where := fmt.Sprintf("ConfigMap %s/%s", file.Namespace, file.Name)
-	if file.Name != "" {
-		m, err := client.ConfigMaps(file.Namespace).Get(ctx, file.Name, metav1.GetOptions{})
-		switch {
-		case apierrors.IsNotFound(err):
-		case apierrors.IsForbidden(err):
-			out.note("when windows let changes begin is not known: reading %s needs rights that you lack", where)
-			return nil, nil
-		case err != nil:
-			return nil, fmt.Errorf("reading %s: %w", where, err)
-		default:
-			if schedule, err = maintenance.Parse([]byte(m.Data[file.Key])); err != nil {
-				out.note("no change begins before %s can be read: %v", where, err)
-				return func(*corev1.Node, time.Time) time.Time { return time.Time{} }, nil
-			}
-		}
-	}
-	return func(n *corev1.Node, now time.Time) time.Time {
-		pool := schedule.For(n)
-		if o, open := pool.Schedule.At(now); open && (o.End.IsZero() || o.End.Sub(now) >= pool.Estimate) {
-			return now
-		}
-		o, _ := pool.Schedule.Next(now, pool.Estimate)
-		return o.Start
-	}, nil
 }
 
 // whatIfs are the pods of --what-if. They come after all others, and tolerate what keeps other pods off nodes with GPUs.

@@ -338,7 +338,7 @@ func (out *advised) verdict() error {
 	}
 	switch {
 	case none > 0:
-		return &cli.ExitError{Code: cli.ExitHeldUp, Err: fmt.Errorf("no change of geometry lets %s run", cli.Counted(none, "pod"))}
+		return &cli.ExitError{Code: cli.ExitHeldUp, Err: fmt.Errorf("no change that may begin lets %s run", cli.Counted(none, "pod"))}
 	case unknown > 0:
 		return &cli.ExitError{Code: cli.ExitUnknown, Err: errors.New("what " + cli.Counted(unknown, "pod") + " would need is not known")}
 	default:

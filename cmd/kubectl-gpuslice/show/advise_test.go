@@ -12,6 +12,7 @@ import (
 
 	gocmp "github.com/google/go-cmp/cmp"
 	"github.com/jedib0t/go-pretty/v6/text"
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	resourcev1 "k8s.io/api/resource/v1"
@@ -130,6 +131,20 @@ func (w adviser) advises(args ...string) (said string, code int) {
 	return said, code
 }
 
+// onePool is the begin of a maintenance file with a pool of all nodes.
+const onePool = "apiVersion: gpuslice.io/v1alpha1\nkind: Maintenance\npools: [{name: all, selector: \"!outside\", "
+
+// pauses makes the Lease of a pool that is paused.
+func (w adviser) pauses(pool, why string) {
+	w.T.Helper()
+	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{
+		Namespace: cluster.AgentNamespace, Name: config.LeasePrefix + pool, Annotations: map[string]string{config.AnnotationPaused: why},
+	}}
+	if _, err := w.Client.CoordinationV1().Leases(lease.Namespace).Create(w.T.Context(), lease, metav1.CreateOptions{}); err != nil {
+		w.T.Fatal(err)
+	}
+}
+
 const mig3 = "nvidia.com/mig-3g.40gb"
 
 // screen is a pool whose pods wait, and the agents' maintenance file.
@@ -207,8 +222,8 @@ func (w adviser) more() {
 // read is what the command finds.
 func (w adviser) read(a *advice) *advised {
 	w.T.Helper()
-	a.now, a.namespace = time.Now(), "default"
-	out, err := a.read(w.T.Context(), clientset.Of(w.Client), config.Default().Beside(cluster.AgentNamespace).Maintenance)
+	a.now, a.namespace, a.agents = time.Now(), "default", config.Default().Beside(cluster.AgentNamespace)
+	out, err := a.read(w.T.Context(), clientset.Of(w.Client))
 	if err != nil {
 		w.T.Fatal(err)
 	}
@@ -412,7 +427,7 @@ func TestAdvice(t *testing.T) {
 		"others request no GPU": {
 			build: then(idle, waits, func(w adviser) { w.pod("team/b", "cpu") }), says: []string{cut, "1 more pending pod without a request for GPUs"}, not: "NotGPU",
 		},
-		"too large": {build: then(idle, func(w adviser) { w.pod("team/a", "nvidia.com/mig-4g.71gb") }), code: 4, says: []string{"TooLarge", "no change of geometry lets 1 pod run"}},
+		"too large": {build: then(idle, func(w adviser) { w.pod("team/a", "nvidia.com/mig-4g.71gb") }), code: 4, says: []string{"TooLarge", "no change that may begin lets 1 pod run"}},
 		"none is worse than not known": {
 			build: then(idle, silent, waits, func(w adviser) { w.pod("team/b", mig3, gate) }), code: 4, says: []string{"NotKnown", "Gated"},
 		},
@@ -498,6 +513,36 @@ func TestAdvice(t *testing.T) {
 				w.maintenance("apiVersion: gpuslice.io/v1alpha1\nkind: Maintenance\nwindows: [{days: [Fri], start: \"23:00\", duration: 70m}]\n")
 			}), says: []string{"NeedsWindow", "may begin at 2000-01-07 23:00:00Z"},
 		},
+		"a pool that is full": {
+			build: then(idle, waits, func(w adviser) {
+				w.pool("gpu-9", "off:team/other")
+				w.Edit("gpu-9", func(n *corev1.Node) { n.Spec.Unschedulable = true })
+				w.maintenance(onePool + "maxUnavailable: 1}]\n")
+			}), code: 4, says: []string{"NeedsWindow", "pool all lets 1 node be unavailable at once, and no further change begins before one is back: gpu-9: cordoned"},
+		},
+		"a pool with room": {
+			build: then(idle, waits, func(w adviser) {
+				w.pool("gpu-9", "off:team/other")
+				w.Edit("gpu-9", func(n *corev1.Node) { n.Spec.Unschedulable = true })
+				w.maintenance(onePool + "maxUnavailable: 2}]\n")
+			}), says: []string{"NeedsRecut"},
+		},
+		"a pool without any room": {
+			build: then(idle, waits, func(w adviser) { w.maintenance(onePool + "maxUnavailable: 0}]\n") }),
+			code:  4, says: []string{"NeedsWindow", "no node of pool all may be unavailable: its maxUnavailable is 0"},
+		},
+		"a pool that is paused": {
+			build: then(idle, waits, func(w adviser) {
+				w.maintenance(onePool + "}]\n")
+				w.pauses("all", "3 nodes failed\nforged")
+			}), code: 4, says: []string{
+				"NeedsWindow", "pool all is paused, and no change begins before annotation gpuslice.io/paused of Lease gpuslice/gpuslice-pool-all is removed: 3 nodes failed",
+			},
+		},
+		"no right to read the pool": {
+			build: then(idle, waits, func(w adviser) { w.maintenance(onePool + "}]\n") }, forbidden("get", "leases")),
+			says:  []string{"NeedsRecut", "whether pool all is paused is not known"},
+		},
 		"no window any more": {
 			build: then(idle, waits, func(w adviser) {
 				w.maintenance("apiVersion: gpuslice.io/v1alpha1\nkind: Maintenance\nwindows: [{notBefore: \"1998-01-01T00:00:00Z\", notAfter: \"1999-01-01T00:00:00Z\"}]\n")
@@ -528,7 +573,7 @@ func TestAdviceReadsTheClusterOnce(t *testing.T) {
 		w.screen()
 		w.more()
 		w.advises()
-		want := map[string]int{"list nodes": 1, "list pods": 1, "list poddisruptionbudgets": 1, "list deviceclasses": 1, "get configmaps": 1}
+		want := map[string]int{"list nodes": 1, "list pods": 1, "list poddisruptionbudgets": 1, "list deviceclasses": 1, "get configmaps": 1, "get leases": 1}
 		if diff := gocmp.Diff(want, w.Asked()); diff != "" {
 			t.Errorf("-want +asked:\n%s", diff)
 		}
@@ -539,7 +584,8 @@ func TestAdviceReadsTheClusterOnce(t *testing.T) {
 		for _, kind := range []string{"resourceslices", "resourceclaims", "devicetaintrules"} {
 			want["list "+kind] = 1
 		}
-		w.advises("--what-if", "3g.40gb=1") // its resource is one of claims now
+		delete(want, "get leases")
+		w.advises("--what-if", "3g.40gb=1") // its resource is one of claims now, and no change of these nodes gives that
 		if diff := gocmp.Diff(want, w.Asked()); diff != "" {
 			t.Errorf("-want +asked:\n%s", diff)
 		}
