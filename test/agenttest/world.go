@@ -299,7 +299,7 @@ func (w *World) Diagnoses(name string, d api.Diagnosis) {
 func (w *World) RunsOn(node, name string, labels ...string) *corev1.Pod {
 	w.T.Helper()
 	p := &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: name, Labels: meta("", labels...).Labels, OwnerReferences: []metav1.OwnerReference{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: name, UID: types.UID("team/" + name), Labels: meta("", labels...).Labels, OwnerReferences: []metav1.OwnerReference{
 			{APIVersion: "apps/v1", Kind: "StatefulSet", Name: "team", Controller: new(true)},
 		}},
 		Spec: corev1.PodSpec{NodeName: node, Containers: []corev1.Container{{

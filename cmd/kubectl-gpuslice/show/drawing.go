@@ -43,8 +43,11 @@ const notReported = "no agent has reported how the GPUs are cut"
 
 // remarks say what a drawing lacks of the pods.
 func (v *nodeView) remarks() (out []string) {
-	if !v.Pods.Known {
+	switch {
+	case !v.Pods.Known:
 		out = append(out, "cannot tell who uses which instance: "+v.Pods.Why)
+	case v.Pods.Why != "":
+		out = append(out, v.Pods.Why)
 	}
 	if len(v.Pods.Asking) > 0 {
 		out = append(out, "pods that request GPUs: "+strings.Join(v.Pods.Asking, ", "))

@@ -1,10 +1,12 @@
 package show
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -12,6 +14,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpuslice/gpuslice/cmd/internal/cli"
 	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/cluster"
@@ -26,7 +29,8 @@ const viewTime = 5 * time.Second
 // mostAsking bounds the list of pods with a known node and no known device.
 const mostAsking = 32
 
-// seePods adds which pods use the GPUs, by the agents' answers; without an answer, which pods of the node request GPUs.
+// seePods adds which pods use the GPUs: by the agents' answers, or by their last reports where they have not answered. Of a node without either it adds which
+// pods request GPUs.
 func (s *statusRequest) seePods(ctx context.Context, client kube.Interface, nodes []corev1.Node, views []nodeView) error {
 	said, why, err := s.askAgents(ctx, client, nodes, views)
 	if err != nil {
@@ -44,11 +48,65 @@ func (s *statusRequest) seePods(ctx context.Context, client kube.Interface, node
 			silent = append(silent, v.Node)
 		}
 	}
-	known := asking(ctx, client, silent)
+	pods := podsOn(ctx, client, silent)
 	for i := range views {
-		views[i].Pods.Asking = known[views[i].Node]
+		if v := &views[i]; slices.Contains(silent, v.Node) && !v.addReported(&nodes[i], pods) {
+			v.Pods.Asking = asking(v.Node, pods)
+		}
 	}
 	return nil
+}
+
+// unlisted stands for pods that the user may not list.
+const unlisted = "a pod that you may not list"
+
+// addReported adds which pods have what by the agent's last report, and reports whether that says so.
+func (v *nodeView) addReported(n *corev1.Node, pods []corev1.Pod) bool {
+	r := cluster.ReportOf(n)
+	if r.Status.Held == nil || v.Silent || r.StandsAlone() {
+		return false
+	}
+	names := map[types.UID]string{}
+	for i := range pods {
+		names[pods[i].UID] = pods[i].Namespace + "/" + pods[i].Name
+	}
+	for _, held := range r.Status.Held[:min(len(r.Status.Held), mostHeld)] {
+		name := cmp.Or(names[held.Pod], unlisted)
+		given := false
+		for _, on := range held.On[:min(len(held.On), mostInstances)] {
+			given = v.give(name, on) || given
+		}
+		if !given && !slices.Contains(v.Pods.Anywhere, name) {
+			v.Pods.Anywhere = append(v.Pods.Anywhere, name)
+		}
+	}
+	v.Pods.Known, v.Pods.Why = true, "as its agent last reported, without processes outside of pods: "+v.Pods.Why
+	return true
+}
+
+// mostHeld bounds the pods of a report, which any user who can write the node can write.
+const mostHeld = 1024
+
+// give puts a pod on a GPU, "3", or on an instance, "3/4", as a report names them.
+func (v *nodeView) give(pod, on string) bool {
+	index, start, isPart := strings.Cut(on, "/")
+	for g := range v.GPUs {
+		gpu := &v.GPUs[g]
+		if gpu.Missing || strconv.Itoa(gpu.Index) != index {
+			continue
+		}
+		if !isPart {
+			gpu.Pods = append(gpu.Pods, pod)
+			return true
+		}
+		for i := range gpu.Instances {
+			if instance := &gpu.Instances[i]; strconv.Itoa(instance.At) == start {
+				instance.Pods = append(instance.Pods, pod)
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // askAgents asks the agents that have ever written anything, and says why others have not answered.
@@ -93,9 +151,8 @@ func (v *nodeView) heed(a *cluster.Asked) bool {
 	return false
 }
 
-// asking returns the pods of each node that request GPUs, or may by claims, with their requests; none if the user may not list pods. For several nodes it reads
-// all pods at once, from the API server's cache.
-func asking(ctx context.Context, client kube.Interface, nodes []string) map[string][]string {
+// podsOn lists the pods of nodes; none if the user may not list pods. For several nodes it reads all pods at once, from the API server's cache.
+func podsOn(ctx context.Context, client kube.Interface, nodes []string) []corev1.Pod {
 	o := metav1.ListOptions{ResourceVersion: "0"}
 	switch len(nodes) {
 	case 0:
@@ -107,21 +164,23 @@ func asking(ctx context.Context, client kube.Interface, nodes []string) map[stri
 	if err != nil {
 		return nil
 	}
-	out := map[string][]string{}
-	for i := range list.Items {
-		p := &list.Items[i]
-		if !slices.Contains(nodes, p.Spec.NodeName) || judge.Ended(p) {
+	return list.Items
+}
+
+// asking returns the pods of the node that request GPUs, or may by claims, with their requests.
+func asking(node string, pods []corev1.Pod) (out []string) {
+	for i := range pods {
+		p := &pods[i]
+		if p.Spec.NodeName != node || judge.Ended(p) {
 			continue
 		}
 		if gpus := judge.Asked(p); len(gpus) > 0 {
-			out[p.Spec.NodeName] = append(out[p.Spec.NodeName], fmt.Sprintf("%s/%s (%s)", p.Namespace, p.Name, strings.Join(gpus, ", ")))
+			out = append(out, fmt.Sprintf("%s/%s (%s)", p.Namespace, p.Name, strings.Join(gpus, ", ")))
 		}
 	}
-	for node, pods := range out {
-		slices.Sort(pods)
-		if more := len(pods) - mostAsking; more > 0 {
-			out[node] = append(pods[:mostAsking], fmt.Sprintf("and %d more", more))
-		}
+	slices.Sort(out)
+	if more := len(out) - mostAsking; more > 0 {
+		out = append(out[:mostAsking], fmt.Sprintf("and %d more", more))
 	}
 	return out
 }

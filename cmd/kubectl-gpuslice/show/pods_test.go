@@ -1,11 +1,14 @@
 package show
 
 import (
+	"errors"
 	"strings"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	k8stesting "k8s.io/client-go/testing"
@@ -77,13 +80,18 @@ GPU 0 GPU-5d1c7f00-1111-2222-3333-444455556666 MIG
 	}, agenttest.GPU("gpu-1"))
 }
 
+// refuse takes a right from the user.
+func refuse(w *world, verb, resource string) {
+	w.Client.PrependReactor(verb, resource, func(k8stesting.Action) (bool, runtime.Object, error) {
+		return true, nil, apierrors.NewForbidden(schema.GroupResource{Resource: resource}, "", errors.New("no"))
+	})
+}
+
 func TestWithoutTheRightToAskTheAgentTheDrawingSaysSo(t *testing.T) {
 	inWorld(t, func(w *world) {
 		w.Edit("gpu-1", cut)
 		w.RunsOn("gpu-1", "notebook")
-		w.Client.PrependReactor("patch", "nodes", func(k8stesting.Action) (bool, runtime.Object, error) {
-			return true, nil, apierrors.NewForbidden(schema.GroupResource{Resource: "nodes"}, "gpu-1", nil)
-		})
+		refuse(w, "patch", "nodes")
 		for _, args := range [][]string{{"status", "gpu-1"}, {"status", "gpu-1", "--ask=false"}} {
 			said, code := w.Run(args...)
 			if code != 0 || !strings.Contains(said, "cannot tell who uses which instance: ") || !strings.Contains(said, "  #5   2g.20gb@2  ?\n") ||
@@ -92,6 +100,77 @@ func TestWithoutTheRightToAskTheAgentTheDrawingSaysSo(t *testing.T) {
 			}
 		}
 	}, agenttest.GPU("gpu-1"))
+}
+
+// A reader of nodes sees who has what, and the names of the pods that the reader may list.
+func TestWithoutTheRightToAskTheLastReportIsShown(t *testing.T) {
+	held := func(n *corev1.Node) {
+		s := agenttest.Done()
+		s.Desired, s.GPUs = "", []api.StatusGPU{balanced(0), {Index: 1, UUID: "GPU-1"}}
+		s.Held = []api.Held{{Pod: "team/notebook", On: []string{"0/2"}}, {Pod: "other", On: []string{"1", "0/4"}}, {Pod: "third"}, {Pod: "forged", On: []string{"7", "0/1/2", "x"}}}
+		agenttest.Says(n, s, "as asked")
+	}
+	for name, row := range map[string]struct {
+		change    func(w *world)
+		want, top string
+		code      int
+	}{
+		"who may list pods": {
+			want: "pods: as its agent last reported, without processes outside of pods: asking the agent needs the verb patch on nodes, which you lack",
+			top: `
+POD                           NODE    GPU
+team/notebook                 gpu-1   0 2g.20gb@2
+a pod that you may not list   gpu-1   0 3g.40gb@4
+a pod that you may not list   gpu-1   1
+how much they use is not known: asking the agents needs the verb patch on nodes, which you lack
+a pod that you may not list has devices of gpu-1, and it is not known which
+`,
+		},
+		"who may not": {
+			change: func(w *world) { refuse(w, "list", "pods") },
+			want:   "#5   2g.20gb@2  a pod that you may not list",
+			top: `
+POD                           NODE    GPU
+a pod that you may not list   gpu-1   0 2g.20gb@2
+a pod that you may not list   gpu-1   0 3g.40gb@4
+a pod that you may not list   gpu-1   1
+how much they use is not known: asking the agents needs the verb patch on nodes, which you lack
+a pod that you may not list has devices of gpu-1, and it is not known which
+`,
+		},
+		"an agent that is silent": {
+			change: func(w *world) {
+				w.Edit("gpu-1", func(n *corev1.Node) {
+					for i := range n.Status.Conditions {
+						n.Status.Conditions[i].LastHeartbeatTime = metav1.NewTime(time.Now().Add(-time.Hour))
+					}
+				})
+			},
+			want: "pods: cannot tell who uses which instance",
+			top: `
+how much they use is not known: asking the agents needs the verb patch on nodes, which you lack
+gpu-1: its agent has not reported which pods have its GPUs
+error: no agent of 1 node has answered
+`, code: 1,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inWorld(t, func(w *world) {
+				w.Edit("gpu-1", held)
+				w.RunsOn("gpu-1", "notebook")
+				refuse(w, "patch", "nodes")
+				if row.change != nil {
+					row.change(w)
+				}
+				said, code := w.Run("status", "gpu-1")
+				if code != 0 || !strings.Contains(said, row.want) {
+					t.Errorf("exit code %d: %s", code, said)
+				}
+				w.Start("top", "gpu-1")
+				w.Is(row.top, row.code)
+			}, agenttest.GPU("gpu-1"))
+		})
+	}
 }
 
 func TestAWatchShowsWhatChanges(t *testing.T) {

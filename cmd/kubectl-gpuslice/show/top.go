@@ -9,6 +9,7 @@ import (
 	"io"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/jedib0t/go-pretty/v6/text"
 	"github.com/spf13/cobra"
@@ -47,8 +48,8 @@ func Top(o *cluster.Options) *cobra.Command {
 		Long: `Shows each pod that has a GPU or an instance of one, with the memory of its processes there and how busy they keep it. Without a selection, of
 all nodes on which an agent has ever run.
 
-The agents answer: the command asks each by an annotation, which needs the verb patch on nodes. Not every GPU reports how busy a pod is: a
-question mark shows that, and the line below the table says why.`,
+The agents answer: the command asks each by an annotation, which needs the verb patch on nodes. Without that right it shows which pods have what by the
+agents' last reports, without memory. Not every GPU reports how busy a pod is: a question mark shows that, and the line below the table says why.`,
 		Example: `  # Who has the GPUs of the pool, the largest first
   kubectl gpuslice top -l pool=research
   # Who has one and does not use it
@@ -92,11 +93,52 @@ type silent struct {
 	Why  string `json:"why"`
 }
 
+// holding is a GPU or an instance that a pod has, by an agent's last report.
+type holding struct {
+	Node     string `json:"node"`
+	Pod      string `json:"pod"` // by namespace and name
+	GPU      int    `json:"gpu"` // index
+	Instance string `json:"instance,omitempty"`
+}
+
 // uses are what top prints.
 type uses struct {
-	Uses   []use    `json:"uses"`
-	More   int      `json:"more,omitempty"` // uses that the agents have left out
-	Silent []silent `json:"silent,omitempty"`
+	Uses   []use     `json:"uses"`
+	Held   []holding `json:"held,omitempty"` // in place of Uses, where the user may not ask the agents
+	More   int       `json:"more,omitempty"` // uses that the agents have left out
+	Silent []silent  `json:"silent,omitempty"`
+	notes  []string
+}
+
+// reported are what pods have by the agents' last reports.
+func reported(ctx context.Context, client kube.Interface, nodes []corev1.Node) uses {
+	all := uses{Uses: []use{}, notes: []string{"how much they use is not known: asking the agents needs the verb patch on nodes, which you lack"}}
+	var names []string
+	for i := range nodes {
+		names = append(names, nodes[i].Name)
+	}
+	pods := podsOn(ctx, client, names)
+	for i := range nodes {
+		v := viewOf(&nodes[i], time.Now())
+		if !v.addReported(&nodes[i], pods) {
+			all.Silent = append(all.Silent, silent{v.Node, "its agent has not reported which pods have its GPUs"})
+			continue
+		}
+		for _, g := range v.GPUs {
+			for _, pod := range g.Pods {
+				all.Held = append(all.Held, holding{Node: v.Node, Pod: pod, GPU: g.Index})
+			}
+			for _, instance := range g.Instances {
+				for _, pod := range instance.Pods {
+					all.Held = append(all.Held, holding{Node: v.Node, Pod: pod, GPU: g.Index, Instance: instance.Is})
+				}
+			}
+		}
+		for _, pod := range v.Pods.Anywhere {
+			all.notes = append(all.notes, fmt.Sprintf("%s has devices of %s, and it is not known which", pod, v.Node))
+		}
+	}
+	return all
 }
 
 // print asks the agents, and writes their answers. It is an error if none answers.
@@ -105,12 +147,13 @@ func (r *topRequest) print(ctx context.Context, client kube.Interface, nodes []c
 	switch {
 	case ctx.Err() != nil:
 		return &cli.ExitError{Code: cli.ExitInterrupted, Err: errors.New("interrupted")}
-	case apierrors.IsForbidden(err):
-		return fmt.Errorf("asking the agents needs the verb patch on nodes: %w", err)
-	case err != nil:
+	case err != nil && !apierrors.IsForbidden(err):
 		return err
 	}
 	all := usesOf(q)
+	if err != nil {
+		all = reported(ctx, client, nodes)
+	}
 	all.sort(r.order)
 	said, err := r.text(all, paperOf(w))
 	if err != nil {
@@ -189,15 +232,18 @@ func (r *topRequest) text(all uses, p paper) (string, error) {
 		return string(said), err
 	}
 	var parts []string
-	if len(all.Uses) > 0 {
+	switch {
+	case len(all.Held) > 0:
+		parts = append(parts, tabulate(all.Held, heldColumns, false, p))
+	case len(all.Uses) > 0:
 		parts = append(parts, tabulate(all.Uses, useColumns, r.format == formatWide, p))
-	} else if len(all.Silent) == 0 {
+	case len(all.Silent) == 0:
 		parts = append(parts, "no pod has a GPU")
 	}
 	if all.More > 0 {
 		parts = append(parts, fmt.Sprintf("and %d more, which have less memory", all.More))
 	}
-	notes := all.notes()
+	notes := slices.Concat(all.notes, all.unmeasured())
 	for _, s := range all.Silent {
 		notes = append(notes, s.Node+": "+s.Why)
 	}
@@ -207,8 +253,8 @@ func (r *topRequest) text(all uses, p paper) (string, error) {
 	return strings.Join(parts, "\n") + "\n", nil
 }
 
-// notes say why it is not known how busy pods are, each cause once.
-func (all uses) notes() []string {
+// unmeasured says why it is not known how busy pods are, each cause once.
+func (all uses) unmeasured() []string {
 	nodes := map[string][]string{}
 	var causes []string
 	for _, u := range all.Uses {
@@ -264,6 +310,14 @@ func (u *use) busy() string {
 
 // leastPodName is the number of columns of a pod's name on a narrow terminal.
 const leastPodName = 20
+
+var heldColumns = []column[holding]{
+	{name: "pod", shrinks: leastPodName, of: func(h *holding, _ paper) string { return h.Pod }},
+	{name: "node", folds: true, of: func(h *holding, _ paper) string { return h.Node }},
+	{name: "gpu", folds: true, of: func(h *holding, _ paper) string {
+		return strings.TrimSpace(fmt.Sprintf("%d %s", h.GPU, h.Instance))
+	}},
+}
 
 var useColumns = []column[use]{
 	{name: "pod", shrinks: leastPodName, of: func(u *use, _ paper) string { return u.name() }},

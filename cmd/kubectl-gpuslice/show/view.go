@@ -81,7 +81,7 @@ type instanceView struct {
 // podsView is whether the pods that use the GPUs are known.
 type podsView struct {
 	Known    bool     `json:"known"`
-	Why      string   `json:"why,omitempty"`      // why they are not known
+	Why      string   `json:"why,omitempty"`      // why they are not known, or known by the agent's last report alone
 	Asking   []string `json:"asking,omitempty"`   // pods of the node that request GPUs, if their instances are not known
 	Anywhere []string `json:"anywhere,omitempty"` // pods that may hold any device, since theirs are not known
 }
