@@ -11,6 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/cmd/internal/cli"
@@ -127,6 +128,11 @@ func (r *recovery) diagnose(ctx context.Context, client kube.Interface, node cor
 	switch a := asked(q); {
 	case err != nil && ctx.Err() != nil:
 		return nil, &cli.ExitError{Code: cli.ExitInterrupted, Err: errors.New("interrupted")}
+	case apierrors.IsForbidden(err):
+		if r.format != diagnosisJSON {
+			lastReport(&node, out)
+		}
+		return nil, errors.New("asking the agent needs the verb patch on nodes, which you lack")
 	case err != nil:
 		return nil, err
 	case a.Lost != "":
@@ -138,6 +144,28 @@ func (r *recovery) diagnose(ctx context.Context, client kube.Interface, node cor
 		return nil, fmt.Errorf("the agent of node %s does not say: %s", node.Name, a.Answer.Refused)
 	default:
 		return a.Answer.Diagnosis, nil
+	}
+}
+
+// lastReport prints what the node shows of what keeps pods off it.
+func lastReport(n *corev1.Node, out *cli.Printer) {
+	t := cluster.ReportOf(n)
+	if t.None() {
+		out.Printf("no agent has ever reported on node %s\n", n.Name)
+	} else {
+		out.Printf("%s, as its agent last reported at %s: %s: %s\n", n.Name, t.Condition.LastHeartbeatTime.UTC().Format(time.RFC3339), t.Condition.Reason,
+			t.Condition.Message)
+	}
+	for _, b := range t.Status.Blockers {
+		out.Printf("  in the way: %s\n", b)
+	}
+	if c := cluster.CordonOf(n); c != nil {
+		out.Printf("  %s\n", cluster.Cordoned(c, time.Now()))
+	}
+	for _, taint := range n.Spec.Taints {
+		if taint.Effect != corev1.TaintEffectPreferNoSchedule {
+			out.Printf("  taint %s:%s\n", taint.Key, taint.Effect)
+		}
 	}
 }
 

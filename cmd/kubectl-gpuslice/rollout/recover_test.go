@@ -5,7 +5,11 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	k8stesting "k8s.io/client-go/testing"
 
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/config"
@@ -79,5 +83,29 @@ func TestRecoverSaysWhetherTheUserHasToAct(t *testing.T) {
 			t.Errorf("exit code %d: %s", code, said)
 		}
 		w.Untouched("gpu-1")
+	}, agenttest.GPU("gpu-1"))
+}
+
+// A reader of nodes sees what the node shows.
+func TestRecoverShowsTheLastReportToThoseWhoMayNotAsk(t *testing.T) {
+	inWorld(t, func(w *world) {
+		w.Edit("gpu-1", func(n *corev1.Node) {
+			n.Spec.Unschedulable = true
+			n.Spec.Taints = []corev1.Taint{{Key: config.TaintRepartitioning, Effect: corev1.TaintEffectNoSchedule}, {Key: "soft", Effect: corev1.TaintEffectPreferNoSchedule}}
+			s := agenttest.Done()
+			s.Phase, s.Reason, s.Blockers = api.PhaseDraining, config.ReasonEvictionBlocked, []string{"team/a: PDB team/a"}
+			agenttest.Says(n, s, "1 pod left")
+		})
+		w.Client.PrependReactor("patch", "nodes", func(k8stesting.Action) (bool, runtime.Object, error) {
+			return true, nil, apierrors.NewForbidden(schema.GroupResource{Resource: "nodes"}, "", nil)
+		})
+		w.Start("recover", "gpu-1", "--dry-run")
+		w.Is(`
+gpu-1, as its agent last reported at 2000-01-01T00:00:00Z: EvictionBlocked: 1 pod left
+  in the way: team/a: PDB team/a
+  cordoned by unknown 0s
+  taint gpuslice.io/repartitioning:NoSchedule
+error: asking the agent needs the verb patch on nodes, which you lack
+`, 1)
 	}, agenttest.GPU("gpu-1"))
 }
