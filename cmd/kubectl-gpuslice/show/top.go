@@ -48,8 +48,9 @@ func Top(o *cluster.Options) *cobra.Command {
 		Long: `Shows each pod that has a GPU or an instance of one, with the memory of its processes there and how busy they keep it. Without a selection, of
 all nodes on which an agent has ever run.
 
-The agents answer: the command asks each by an annotation, which needs the verb patch on nodes. Without that right it shows which pods have what by the
-agents' last reports, without memory. Not every GPU reports how busy a pod is: a question mark shows that, and the line below the table says why.`,
+The agents answer: the command asks each by an annotation, which needs the verb patch on nodes. Without that right it shows which pods have what
+by the agents' last reports; without the right to list nodes, which pods of your namespace request GPUs. Not every GPU reports how busy a pod is:
+a question mark shows that, and the line below the table says why.`,
 		Example: `  # Who has the GPUs of the pool, the largest first
   kubectl gpuslice top -l pool=research
   # Who has one and does not use it
@@ -67,6 +68,9 @@ agents' last reports, without memory. Not every GPU reports how busy a pod is: a
 				return err
 			}
 			found, err := r.nodes.OrAll(cmd.Context(), client, args)
+			if apierrors.IsForbidden(err) && len(args) == 0 && r.nodes.Selector == "" {
+				return r.printOwn(cmd.Context(), o, client, cmd.OutOrStdout())
+			}
 			if err != nil {
 				return err
 			}
@@ -103,11 +107,31 @@ type holding struct {
 
 // uses are what top prints.
 type uses struct {
-	Uses   []use     `json:"uses"`
-	Held   []holding `json:"held,omitempty"` // in place of Uses, where the user may not ask the agents
-	More   int       `json:"more,omitempty"` // uses that the agents have left out
-	Silent []silent  `json:"silent,omitempty"`
-	notes  []string
+	Uses []use     `json:"uses"`
+	Held []holding `json:"held,omitempty"` // in place of Uses, where the user may not ask the agents
+	// Requested is in place of Uses where the user may not read nodes.
+	Requested []requesting `json:"requested,omitempty"`
+	More      int          `json:"more,omitempty"` // uses that the agents have left out
+	Silent    []silent     `json:"silent,omitempty"`
+	notes     []string
+}
+
+// printOwn writes what the user's namespace shows.
+func (r *topRequest) printOwn(ctx context.Context, o *cluster.Options, client kube.Interface, w io.Writer) error {
+	namespace, _, err := o.Namespace()
+	if err != nil {
+		return fmt.Errorf("finding the namespace: %w", err)
+	}
+	all, err := requested(ctx, client, namespace)
+	if err != nil {
+		return err
+	}
+	said, err := r.text(all, paperOf(w))
+	if err != nil {
+		return err
+	}
+	_, err = io.WriteString(w, said)
+	return err
 }
 
 // reported are what pods have by the agents' last reports.
@@ -235,6 +259,8 @@ func (r *topRequest) text(all uses, p paper) (string, error) {
 	switch {
 	case len(all.Held) > 0:
 		parts = append(parts, tabulate(all.Held, heldColumns, false, p))
+	case len(all.Requested) > 0:
+		parts = append(parts, tabulate(all.Requested, requestedColumns, false, p))
 	case len(all.Uses) > 0:
 		parts = append(parts, tabulate(all.Uses, useColumns, r.format == formatWide, p))
 	case len(all.Silent) == 0:

@@ -9,6 +9,9 @@ import (
 	"time"
 
 	"github.com/jedib0t/go-pretty/v6/text"
+	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/test/agenttest"
@@ -48,6 +51,36 @@ gpu-2: the agent does not say: it must be something else
 		w.Start("top", "gpu-1", "--sort-by", "name")
 		w.Is("\nerror: flag --sort-by is \"name\": it must be memory or busy\n", 1)
 	}, agenttest.GPU("gpu-1"), agenttest.GPU("gpu-2"), agenttest.Bare("cpu-1"))
+}
+
+// A tenant sees the own namespace.
+func TestTopOfATenantShowsThePodsOfTheNamespace(t *testing.T) {
+	inPool(t, func(w adviser) {
+		w.pool("gpu-1", "3g.40gb@0:team-a/trainer-0", "off:team-b/other")
+		w.pod("team-a/waits", mig3)
+		w.pod("team-a/claims", "cpu", func(p *corev1.Pod) {
+			p.Spec.NodeName = "gpu-2"
+			p.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "gpu", ResourceClaimName: new("mine")}}
+		})
+		claim := &resourcev1.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "team-a", Name: "mine"}, Status: resourcev1.ResourceClaimStatus{
+			ReservedFor: []resourcev1.ResourceClaimConsumerReference{{Resource: "pods", Name: "claims", UID: "team-a/claims"}},
+			Allocation: &resourcev1.AllocationResult{Devices: resourcev1.DeviceAllocationResult{
+				Results: []resourcev1.DeviceRequestAllocationResult{{Driver: "gpu.nvidia.com", Pool: "gpu-2", Device: "gpu-0-mig-3g40gb-9-4"}},
+			}},
+		}}
+		if _, err := w.Client.ResourceV1().ResourceClaims("team-a").Create(t.Context(), claim, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		refuse(w.world, "*", "nodes")
+		w.Start("top", "-n", "team-a")
+		w.Is(`
+POD                NODE    REQUESTS                           DEVICES
+team-a/claims      gpu-2   by claim mine; perhaps of no GPU   gpu-0-mig-3g40gb-9-4
+team-a/trainer-0   gpu-1   nvidia.com/mig-3g.40gb 1
+team-a/waits               nvidia.com/mig-3g.40gb 1
+how busy they are is not known: reading nodes needs rights that you lack; kubectl gpuslice advise says why pods are pending
+`, 0)
+	})
 }
 
 // used is what the agents of the pool say of the use of their GPUs.
