@@ -609,13 +609,16 @@ func giveBack(seen Observed, want Desired, parks bool) []Step {
 	if len(seen.CDI) > 0 {
 		steps = append(steps, Step{Kind: RegenerateCDI, Files: seen.CDI})
 	}
-	steps = append(steps, resume(seen)...)
-	if !seen.ByClaims {
-		steps = append(steps, resumeByLabel(seen)...)
-	}
+	steps = append(steps, startUnits(seen)...)
+	var restart []Step
 	stale, late := toRestart(seen.Operands)
 	if seen.Journal.Pending && len(stale) > 0 {
-		steps = append(steps, Step{Kind: RestartOperands, Pods: stale})
+		restart = []Step{{Kind: RestartOperands, Pods: stale}}
+	}
+	if seen.ByClaims { // the driver comes back only without the taint
+		steps = slices.Concat(steps, readmit(seen), restart)
+	} else { // before the taint goes: a pod that tolerates the cordon would get a device from the old plugin that is gone
+		steps = slices.Concat(steps, restart, readmit(seen), resumeByLabel(seen))
 	}
 	steps = append(steps, stepsAfterConfig(seen, want)...)
 	if seen.Capacity.Agreed < needed(seen) {
@@ -659,19 +662,24 @@ func (s Slot) release() []Step {
 	return []Step{{Kind: ReleaseSlot}}
 }
 
-// resume starts the units again that the change has stopped, in reverse order, and lets pods of DaemonSets come back.
-func resume(seen Observed) []Step {
+// startUnits starts the units again that the change has stopped, in reverse order.
+func startUnits(seen Observed) []Step {
 	var steps []Step
 	for _, u := range slices.Backward(seen.Units) {
 		if (!u.Active || u.Ending || u.Starting) && seen.Journal.Stopped[u.Name] {
 			steps = append(steps, Step{Kind: StartUnits, Unit: u.Name})
 		}
 	}
+	return steps
+}
+
+// readmit lets pods of DaemonSets come back.
+func readmit(seen Observed) []Step {
 	// In the middle of a change the agent goes on although the taint is back: the device plugin may be there already.
 	if seen.Fenced || seen.Startup && !(seen.Returned && seen.Journal.Pending) {
-		steps = append(steps, Step{Kind: ResumeOperands, ByClaims: seen.ByClaims})
+		return []Step{{Kind: ResumeOperands, ByClaims: seen.ByClaims}}
 	}
-	return steps
+	return nil
 }
 
 // resumeByLabel restores the operands that the change has paused by their labels, in reverse order.
