@@ -29,6 +29,13 @@ func class() resourcev1.DeviceClass {
 	}}
 }
 
+// classFor is a DeviceClass that stands for the extended resource.
+func classFor(resourceName string) resourcev1.DeviceClass {
+	out := class()
+	out.Name, out.Spec.ExtendedResourceName = "for", &resourceName
+	return out
+}
+
 // devicesOn are what NVIDIA's DRA driver offers of the node, each a MIG device but those with the name of a whole GPU.
 func devicesOn(node string, names ...string) resourcev1.ResourceSlice {
 	s := resourcev1.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: node + "-slice"}, Spec: resourcev1.ResourceSliceSpec{

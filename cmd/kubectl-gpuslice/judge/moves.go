@@ -284,7 +284,7 @@ func (m *moves) find(ctx context.Context, p *corev1.Pod) Move {
 	for i := range m.Nodes {
 		if f := m.look(ctx, c, p, i); f.fits {
 			n := &m.Nodes[i]
-			m.room.take(n.Name, m.devices.classes.countable(Requests(p), n))
+			m.room.take(n.Name, m.countable(p, n))
 			m.hardware[n.Name].take(m.gets(ctx, f, p, n), p.Namespace+"/"+p.Name)
 			m.version[n.Name]++
 			return Move{Verdict: WillFit, Reason: "node " + n.Name + " has what it requests", Node: n.Name}
@@ -298,7 +298,7 @@ func (m *moves) find(ctx context.Context, p *corev1.Pod) Move {
 
 // gets is what a pod that fits gets of the node.
 func (m *moves) gets(ctx context.Context, f *found, p *corev1.Pod, n *corev1.Node) demand.Want {
-	if !m.devices.classes.asksByClaims(p) {
+	if !m.devices.classes.asksByClaims(p) || m.byPlugin(p, n) {
 		return f.want
 	}
 	want, _, err := m.wantByClaims(ctx, p, n)
@@ -347,17 +347,45 @@ func (m *moves) admits(ctx context.Context, f *found, p *corev1.Pod, n *corev1.N
 		f.unknown = fmt.Errorf("%s is being changed", n.Name)
 		return false
 	}
-	needs := m.devices.classes.countable(Requests(p), n)
+	needs := m.countable(p, n)
 	other := maps.Clone(needs)
 	maps.DeleteFunc(other, func(name corev1.ResourceName, _ resource.Quantity) bool { return nvml.GPUResource(string(name)) })
 	if f.why = keeps(n, p, m.room.free[n.Name], other); f.why != "" {
 		return false
 	}
 	f.fits = keeps(n, p, m.room.free[n.Name], needs) == ""
-	if f.fits && m.devices.classes.asksByClaims(p) {
+	if f.fits && m.devices.classes.asksByClaims(p) && !m.byPlugin(p, n) {
 		m.byClaims(ctx, f, p, n)
 	}
 	return !f.fits && f.why == "" && f.unknown == nil
+}
+
+// offersByPlugin reports whether NVIDIA's device plugin offers the node's GPUs, as they are and after a change.
+func (h *hardware) offersByPlugin() bool { return h.unknown == "" && !h.claims }
+
+// countable are the needs of the pod that the node's allocatable counts, now or after a change.
+func (m *moves) countable(p *corev1.Pod, n *corev1.Node) corev1.ResourceList {
+	needs := Requests(p)
+	out := m.devices.classes.countable(needs, n)
+	for name, need := range needs {
+		if m.hardware[n.Name].offersByPlugin() && nvml.GPUResource(string(name)) {
+			out[name] = need
+		}
+	}
+	return out
+}
+
+// byPlugin reports whether the pod gets all its devices from the node's device plugin, although a DeviceClass may stand for them elsewhere.
+func (m *moves) byPlugin(p *corev1.Pod, n *corev1.Node) bool {
+	if !m.hardware[n.Name].offersByPlugin() || len(p.Spec.ResourceClaims) > 0 {
+		return false
+	}
+	for name := range Requests(p) {
+		if m.devices.classes.of(name) != "" && !nvml.GPUResource(string(name)) {
+			return false
+		}
+	}
+	return true
 }
 
 // mostKept bounds how often a change is looked for that makes other pods leave, where it cannot be had by those of the cheapest.
@@ -452,7 +480,7 @@ func (m *moves) neverOffers(h *hardware, p *corev1.Pod, n *corev1.Node) string {
 	if !keepsLabels(n, p) {
 		return "the pod's node selector asks for labels of profile " + sanitize.Cut(n.Labels[config.LabelProfile], longestKey) + ", and a change takes the node out of that"
 	}
-	for name := range m.devices.classes.countable(Requests(p), n) {
+	for name := range m.countable(p, n) {
 		kind, shared := strings.CutSuffix(string(name), nvml.SharedSuffix)
 		if !nvml.GPUResource(string(name)) {
 			continue
@@ -513,7 +541,7 @@ func (m *moves) tainted(n *corev1.Node) string {
 func (m *moves) byClaims(ctx context.Context, f *found, p *corev1.Pod, n *corev1.Node) {
 	f.fits = false
 	h := m.hardware[n.Name]
-	if !h.planned {
+	if !h.planned || !h.claims {
 		why, err := m.room.devices.place(ctx, n, p)
 		f.fits = err == nil && why == ""
 		if f.unknown = err; f.fits || err != nil {
@@ -670,7 +698,7 @@ func (m *moves) carryOut(n *corev1.Node, r demand.Recut, want demand.Want, p *co
 		m.room.free[n.Name] = m.room.free[n.Name].DeepCopy()
 		m.room.free[n.Name][name] = *resource.NewQuantity(int64(n2), resource.DecimalSI)
 	}
-	for name, need := range m.devices.classes.countable(Requests(p), n) {
+	for name, need := range m.countable(p, n) {
 		if !nvml.GPUResource(string(name)) {
 			m.room.take(n.Name, corev1.ResourceList{name: need})
 		}

@@ -296,6 +296,13 @@ func TestWhatAPendingPodNeeds(t *testing.T) {
 		"a shared resource that no sharing offers": {
 			build: func(c *pool) { c.node("gpu-1", "1g.10gb@0") }, asks: "nvidia.com/gpu.shared", want: "NotGPU", says: "under the name nvidia.com/gpu.shared",
 		},
+		"a resource of the plugin that a DeviceClass stands for on other nodes": {
+			build: func(c *pool) {
+				c.node("gpu-1", "1g.10gb@0")
+				c.Classes = []resourcev1.DeviceClass{classFor(mig3)}
+			},
+			want: "NeedsRecut gpu-1 0:1g.10gb@0+3g.40gb@4",
+		},
 		"a resource of the plugin on a node of the DRA driver": {
 			build: func(c *pool) { c.dra("gpu-1", "1g.10gb@0") }, want: "NotGPU", says: "no DeviceClass has the resource " + mig3,
 		},
@@ -553,6 +560,34 @@ func TestWhatAMoveGivesStays(t *testing.T) {
 				}
 			},
 			[]string{"WillFit", "NeedsRecut", "NeedsDrain"},
+		},
+		"a GPU that a DeviceClass stands for on other nodes is given by the plugin, and cut": {
+			func(c *pool) []*corev1.Pod {
+				c.node("gpu-1", "off")
+				c.Classes = []resourcev1.DeviceClass{classFor("nvidia.com/gpu")}
+				return []*corev1.Pod{running1("team", "p0", "", "nvidia.com/gpu"), running1("team", "p1", "", "nvidia.com/mig-3g.40gb")}
+			},
+			[]string{"WillFit", "NeedsDrain"},
+		},
+		"an instance that a DeviceClass stands for on other nodes is made for two, and given to three": {
+			func(c *pool) []*corev1.Pod {
+				c.node("gpu-1", "off")
+				c.Classes = []resourcev1.DeviceClass{classFor("nvidia.com/mig-3g.40gb")}
+				return []*corev1.Pod{
+					running1("team", "p0", "", "nvidia.com/mig-3g.40gb"), running1("team", "p1", "", "nvidia.com/mig-3g.40gb"), running1("team", "p2", "", "nvidia.com/mig-3g.40gb"),
+				}
+			},
+			[]string{"NeedsRecut", "NeedsRecut", "NeedsDrain"},
+		},
+		"a node of the device plugin is cut, and would give to a claim": {
+			func(c *pool) []*corev1.Pod {
+				c.node("gpu-1", "off")
+				c.Classes = []resourcev1.DeviceClass{class()}
+				p := running1("team", "p1", "", "cpu")
+				c.claims(p, migClass, ofProfile("3g.40gb"))
+				return []*corev1.Pod{running1("team", "p0", "", "nvidia.com/mig-3g.40gb"), p}
+			},
+			[]string{"NeedsRecut", "NotGPU"},
 		},
 		"an idle device is given to a claim, and cut away": {
 			func(c *pool) []*corev1.Pod {
