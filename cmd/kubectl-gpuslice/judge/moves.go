@@ -56,6 +56,7 @@ type Move struct {
 	Begins   time.Time `json:"begins,omitzero"`      // when the change may begin, if that is later; zero also where that is not known
 	Budgets  []string  `json:"budgets,omitempty"`    // what keeps those that leave
 	Stuck    bool      `json:"stuck,omitempty"`      // not all of them would leave
+	Rivals   []string  `json:"rivals,omitempty"`     // pods, or those whose successors, kube-scheduler may run in its place
 	Notes    []string  `json:"notes,omitempty"`
 
 	// Node's changed GPUs by this move and those before it, by index.
@@ -113,6 +114,7 @@ func Moves(ctx context.Context, q Question) []Move {
 		move.Pod, move.Since, move.Requests = p.Namespace+"/"+p.Name, p.CreationTimestamp.UTC(), Asked(p)
 		out = append(out, move)
 	}
+	m.addRivals(ctx, pending, out)
 	return out
 }
 

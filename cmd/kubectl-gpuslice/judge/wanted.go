@@ -23,6 +23,19 @@ import (
 // wantByClaims returns what the node's GPUs would have to be cut into for the pod's claims, and for those that the scheduler makes for it: for each request
 // the smallest device that its selectors accept. None names a request that no GPU of the node can meet. The error says why it is not known.
 func (m *moves) wantByClaims(ctx context.Context, p *corev1.Pod, n *corev1.Node) (want demand.Want, none string, err error) {
+	portions, none, err := m.portionsByClaims(ctx, p, n, false)
+	if err != nil || none != "" {
+		return nil, none, err
+	}
+	want = demand.Want{}
+	for _, of := range portions {
+		want[of.kinds[0]] += of.count
+	}
+	return want, "", nil
+}
+
+// portionsByClaims returns the kinds of devices that each request of the pod's claims accepts, the smallest first, or with all unset only that one.
+func (m *moves) portionsByClaims(ctx context.Context, p *corev1.Pod, n *corev1.Node, all bool) (out []portion, none string, err error) {
 	wanted, named, err := m.room.devices.claimsOf(p, n)
 	switch {
 	case err != nil:
@@ -30,7 +43,6 @@ func (m *moves) wantByClaims(ctx context.Context, p *corev1.Pod, n *corev1.Node)
 	case len(named) > 0:
 		return nil, "", errors.New("its claim may be used by other pods, too")
 	}
-	want = demand.Want{}
 	kinds := m.kindsOf(n)
 	for _, c := range wanted {
 		if len(c.Spec.Devices.Constraints) > 0 {
@@ -48,17 +60,18 @@ func (m *moves) wantByClaims(ctx context.Context, p *corev1.Pod, n *corev1.Node)
 			case exact.Count < 0 || exact.Count > nvml.MaxDevices:
 				return nil, "of so many devices", nil
 			}
-			kind, err := m.smallest(ctx, exact, kinds)
+			of := portion{count: int(exact.Count)}
+			of.kinds, err = m.passing(ctx, exact, kinds, all)
 			switch {
 			case err != nil:
 				return nil, "", err
-			case kind == "":
+			case len(of.kinds) == 0:
 				return nil, "of class " + sanitize.Cut(exact.DeviceClassName, longestKey), nil
 			}
-			want[kind] += int(exact.Count)
+			out = append(out, of)
 		}
 	}
-	return want, "", nil
+	return out, "", nil
 }
 
 // holders are the pods that have a device of NVIDIA's DRA driver.
@@ -153,24 +166,26 @@ func product(d cel.Device) string {
 	return ""
 }
 
-// smallest is the first of the kinds that the request's class and selectors let pass; empty for none.
-func (m *moves) smallest(ctx context.Context, r *resourcev1.ExactDeviceRequest, kinds []kind) (string, error) {
+// passing are the kinds that the request's class and selectors let pass, or with all unset the first of them.
+func (m *moves) passing(ctx context.Context, r *resourcev1.ExactDeviceRequest, kinds []kind, all bool) (out []string, unknown error) {
 	class, err := m.devices.classes.Get(r.DeviceClassName)
 	if err != nil {
-		return "", fmt.Errorf("there is no DeviceClass %s", sanitize.Cut(r.DeviceClassName, longestKey))
+		return nil, fmt.Errorf("there is no DeviceClass %s", sanitize.Cut(r.DeviceClassName, longestKey))
 	}
 	ctx, cancel := context.WithTimeout(ctx, allocationTime)
 	defer cancel()
-	var unknown error
 	for _, k := range kinds {
+		if len(out) > 0 && !all {
+			break
+		}
 		passes := true
 		for _, s := range slices.Concat(class.Spec.Selectors, r.Selectors) {
 			if s.CEL == nil {
-				return "", errors.New("its claim has a selector that is not known")
+				return nil, errors.New("its claim has a selector that is not known")
 			}
 			program := m.devices.cache.GetOrCompile(s.CEL.Expression)
 			if program.Error != nil {
-				return "", errors.New("its claim has a selector that cannot be compiled")
+				return nil, errors.New("its claim has a selector that cannot be compiled")
 			}
 			is, _, err := program.DeviceMatches(ctx, k.device)
 			if err != nil { // as of a capacity that no node publishes yet
@@ -180,11 +195,14 @@ func (m *moves) smallest(ctx context.Context, r *resourcev1.ExactDeviceRequest, 
 				break
 			}
 		}
-		if passes {
-			return k.name, nil
+		if passes && !slices.Contains(out, k.name) { // of several models
+			out = append(out, k.name)
 		}
 	}
-	return "", unknown
+	if len(out) > 0 {
+		return out, nil
+	}
+	return nil, unknown
 }
 
 // missingClass is a DeviceClass that the pod's claims name and that is not there; empty if there is none.

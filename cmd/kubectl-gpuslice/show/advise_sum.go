@@ -154,7 +154,7 @@ func (m *adviceFor) sanitize() {
 	m.Reason = sanitize.Message(m.Reason, sanitize.Longest)
 	m.Requests, m.Budgets, m.Notes = bounded(m.Requests), bounded(m.Budgets), bounded(m.Notes)
 	m.about = bounded(m.about)
-	m.Leave, m.Cuts = names(m.Leave), drawableCuts(m.Cuts)
+	m.Leave, m.Rivals, m.Cuts = names(m.Leave), names(m.Rivals), drawableCuts(m.Cuts)
 }
 
 func bounded(texts []string) (out []string) {
