@@ -23,6 +23,7 @@ import (
 	"github.com/gpuslice/gpuslice/cmd/internal/cli"
 	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/cluster"
 	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/judge"
+	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/output"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/config/catalog"
 	"github.com/gpuslice/gpuslice/config/sanitize"
@@ -113,9 +114,9 @@ went wrong; 130 interrupted.`,
 	c.Flags().StringToIntVar(&a.whatIf, "what-if", nil, "pods that are not there: 3g.40gb=4 for four that each request one such instance, gpu=2 for whole GPUs")
 	c.Flags().BoolVar(&a.explain, "explain", false, "say what the free slices of nodes can be used for; the arguments and -l are of nodes")
 	c.Flags().BoolVar(&a.defrag, "defrag", false, "the same of the nodes together: the fewest pods that would have to leave for a device of each profile")
-	c.Flags().StringVarP(&a.format, "output", "o", "", formatJSON+", "+formatYAML+" or "+formatHTML+", a page for a browser")
+	c.Flags().StringVarP(&a.format, "output", "o", "", output.JSON+", "+output.YAML+" or "+output.HTML+", a page for a browser")
 	a.settings.Bind(c.Flags())
-	cluster.CompleteFlag(c, "output", formatJSON, formatYAML, formatHTML)
+	cluster.CompleteFlag(c, "output", output.JSON, output.YAML, output.HTML)
 	return c
 }
 
@@ -133,8 +134,8 @@ func (a *advice) check() error {
 	if ways > 1 {
 		return errors.New("name pods, select them with -l, or take all with --pending: only one of these")
 	}
-	if !slices.Contains([]string{"", formatJSON, formatYAML, formatHTML}, a.format) {
-		return fmt.Errorf("flag --output is %q: it must be %s, %s or %s", a.format, formatJSON, formatYAML, formatHTML)
+	if !slices.Contains([]string{"", output.JSON, output.YAML, output.HTML}, a.format) {
+		return fmt.Errorf("flag --output is %q: it must be %s, %s or %s", a.format, output.JSON, output.YAML, output.HTML)
 	}
 	if _, err := labels.Parse(a.selector); err != nil {
 		return fmt.Errorf("reading the selector %q: %w", a.selector, err)
@@ -169,7 +170,7 @@ func (a *advice) print(ctx context.Context, client kube.Interface, w io.Writer) 
 	case err != nil:
 		return err
 	}
-	said, err := out.text(a.format, paperOf(w))
+	said, err := out.text(a.format, output.PaperOf(w))
 	if err != nil {
 		return err
 	}
@@ -181,7 +182,7 @@ func (a *advice) print(ctx context.Context, client kube.Interface, w io.Writer) 
 
 // answer is what the command prints, and the verdict that it ends with.
 type answer interface {
-	text(format string, p paper) (string, error)
+	text(format string, p output.Paper) (string, error)
 	verdict() error
 }
 

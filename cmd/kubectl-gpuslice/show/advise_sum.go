@@ -16,6 +16,7 @@ import (
 	"github.com/gpuslice/gpuslice/cmd/internal/cli"
 	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/cluster"
 	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/judge"
+	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/output"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/config/catalog"
 	"github.com/gpuslice/gpuslice/config/sanitize"
@@ -300,7 +301,7 @@ func (s *nodeSum) add(m *adviceFor) {
 func (s *nodeSum) unseenServed() string {
 	said := "the command also serves " + cli.Counted(s.others, "pod") + " before it, not shown here"
 	if len(s.unseen) > 0 {
-		said += "; pods that would have to leave for that: " + listedNames(s.unseen)
+		said += "; pods that would have to leave for that: " + output.Names(s.unseen)
 	}
 	return sanitize.Message(said, sanitize.Longest)
 }

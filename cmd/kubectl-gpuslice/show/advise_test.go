@@ -27,6 +27,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/cluster"
 	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/judge"
+	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/output"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/nvml"
 	"github.com/gpuslice/gpuslice/test/agenttest"
@@ -252,7 +253,7 @@ func TestScreensOfAdvice(t *testing.T) {
 		explained, together := w.ofNodes(&advice{explain: true, names: []string{"gpu-2", "gpu-1"}}), w.ofNodes(&advice{defrag: true})
 		for _, width := range []int{160, 80} {
 			for name, out := range map[string]answer{"advise": few, "advise-many": many, "advise-explain": explained, "advise-defrag": together} {
-				plain, err := out.text("", paper{width: width, now: time.Now()})
+				plain, err := out.text("", output.Paper{Width: width, Now: time.Now()})
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -262,18 +263,18 @@ func TestScreensOfAdvice(t *testing.T) {
 						t.Errorf("%s: %d columns: %s", name, n, line)
 					}
 				}
-				if coloured, err := out.text("", paper{width: width, colour: true, now: time.Now()}); err != nil || coloured == plain || text.StripEscape(coloured) != plain {
+				if coloured, err := out.text("", output.Paper{Width: width, Colour: true, Now: time.Now()}); err != nil || coloured == plain || text.StripEscape(coloured) != plain {
 					t.Errorf("%s: colours say something that the words do not, or there are none: %v\n%s", name, err, coloured)
 				}
 			}
 		}
-		for _, format := range []string{formatJSON, formatYAML} {
-			said, err := many.text(format, paper{})
+		for _, format := range []string{output.JSON, output.YAML} {
+			said, err := many.text(format, output.Paper{})
 			if err != nil {
 				t.Fatal(err)
 			}
 			golden(t, "testdata/advise."+format, said)
-			if said, err = explained.text(format, paper{}); err != nil {
+			if said, err = explained.text(format, output.Paper{}); err != nil {
 				t.Fatal(err)
 			}
 			golden(t, "testdata/advise-explain."+format, said)
@@ -747,12 +748,12 @@ func TestListsOfAdviceAreBounded(t *testing.T) {
 		out.Moves = append(out.Moves, adviceFor{Move: judge.Move{Pod: fmt.Sprintf("team/p%d", i), Verdict: judge.WillFit}})
 		out.Proposals, out.Waiting = append(out.Proposals, proposal{}), append(out.Waiting, waiting{})
 	}
-	said, err := out.text("", paper{})
+	said, err := out.text("", output.Paper{})
 	if n := strings.Count(said, "\n"); err != nil || n > mostRows+3*mostSums+16 || strings.Count(said, "more: -o json has them all") != 3 {
 		t.Errorf("%v: %d lines:\n%s", err, n, said)
 	}
 	out.Moves = []adviceFor{{Move: judge.Move{Pod: "team/p", Verdict: judge.NeedsDrain, Node: "gpu-1", Leave: leave}}}
-	if said, err := out.text("", paper{}); err != nil || !strings.Contains(said, "team/p9 and 990 more\n") {
+	if said, err := out.text("", output.Paper{}); err != nil || !strings.Contains(said, "team/p9 and 990 more\n") {
 		t.Errorf("%v:\n%s", err, said)
 	}
 }

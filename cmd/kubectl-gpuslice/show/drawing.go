@@ -6,29 +6,24 @@ import (
 
 	"github.com/jedib0t/go-pretty/v6/text"
 
+	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/output"
 	"github.com/gpuslice/gpuslice/nvml/picture"
 )
 
-const (
-	// widestDrawing is the largest number of columns of a GPU, on a terminal of any width.
-	widestDrawing = 129
-	// indent indents the lines below a GPU.
-	indent = "  "
-	// unwell marks, in place of the indent, a GPU or an instance that is not healthy.
-	unwell = "! "
-)
+// unwell marks, in place of the indent, a GPU or an instance that is not healthy.
+const unwell = "! "
 
 // draw draws a node's GPUs: the memory slices of each, the numbers of its instances, and the pods that use them.
-func draw(v *nodeView, p paper) string {
+func draw(v *nodeView, p output.Paper) string {
 	var out []string
-	out = append(out, p.paint(p.cut(v.Node), text.Bold))
+	out = append(out, p.Paint(p.Cut(v.Node), text.Bold))
 	if v.Health != nil && v.unhealthy() != "" {
-		for _, l := range p.block("health: ", v.unhealthy()+": "+v.Health.Message) {
-			out = append(out, p.paint(l, text.FgRed))
+		for _, l := range p.Block("health: ", v.unhealthy()+": "+v.Health.Message) {
+			out = append(out, p.Paint(l, text.FgRed))
 		}
 	}
 	for _, remark := range v.remarks() {
-		out = append(out, p.block("pods: ", remark)...)
+		out = append(out, p.Block("pods: ", remark)...)
 	}
 	if len(v.GPUs) == 0 {
 		out = append(out, notReported)
@@ -59,42 +54,42 @@ func (v *nodeView) remarks() (out []string) {
 }
 
 // gpu draws a GPU. Known says whether the agent reports its health.
-func (v podsView) gpu(g *gpuView, known bool, p paper) []string {
+func (v podsView) gpu(g *gpuView, known bool, p output.Paper) []string {
 	cut := g.MIG && g.Slices > 0 && !g.Lost
-	lines := p.headline(g, cut, known)
+	lines := g.headline(cut, known, p)
 	lines = append(lines, g.healthLines(p)...)
 	if g.Missing || g.Lost && len(g.Pods) == 0 {
 		return lines
 	}
 	switch {
 	case !cut && len(g.Pods) == 0 && v.Known:
-		return append(lines, indent+"free")
+		return append(lines, output.Indent+"free")
 	case !cut:
-		return append(lines, p.block(indent+"used by: ", v.users(g.Pods))...)
+		return append(lines, p.Block(output.Indent+"used by: ", v.users(g.Pods))...)
 	}
-	lines = append(lines, p.slices(g)...)
+	lines = append(lines, g.slices(p)...)
 	if len(g.Instances) == 0 && g.Geometry != "" { // the status has no room for instances
-		return append(lines, p.block(indent, g.Geometry)...)
+		return append(lines, p.Block(output.Indent, g.Geometry)...)
 	}
 	lines = append(lines, v.instances(g, p)...)
 	if g.Fits != "" {
-		lines = append(lines, p.block(indent+"room: ", g.room())...)
+		lines = append(lines, p.Block(output.Indent+"room: ", g.room())...)
 	}
 	if len(g.Pods) > 0 {
-		lines = append(lines, p.block(indent+"on the whole of it: ", strings.Join(g.Pods, ", "))...)
+		lines = append(lines, p.Block(output.Indent+"on the whole of it: ", strings.Join(g.Pods, ", "))...)
 	}
 	return lines
 }
 
 // slices draws the instances of a GPU in MIG mode at their places; nothing if not all of them are known.
-func (p paper) slices(g *gpuView) []string {
+func (g *gpuView) slices(p output.Paper) []string {
 	names, numbers := cells(g)
 	if len(names) != len(g.Instances) || len(names) == 0 && g.Geometry != "" {
 		return nil
 	}
-	out := []string{p.cut(indent + picture.Slices(g.Slices, names, p.drawn()))}
+	out := []string{p.Cut(output.Indent + picture.Slices(g.Slices, names, p.Drawn()))}
 	if len(numbers) > 0 {
-		out = append(out, p.paint(p.cut(indent+picture.Slices(g.Slices, numbers, p.drawn())), text.FgHiBlack))
+		out = append(out, p.Paint(p.Cut(output.Indent+picture.Slices(g.Slices, numbers, p.Drawn())), text.FgHiBlack))
 	}
 	return out
 }
@@ -109,15 +104,15 @@ func (g *gpuView) room() string {
 }
 
 // headline names the GPU, and reports its health.
-func (p paper) headline(g *gpuView, cut, known bool) []string {
+func (g *gpuView) headline(cut, known bool, p output.Paper) []string {
 	head, state := g.name(cut), g.state(known)
 	if state == "" {
-		return p.block("", head)
+		return p.Block("", head)
 	}
-	lines := p.block("", head+", "+state)
+	lines := p.Block("", head+", "+state)
 	if last := len(lines) - 1; last >= 0 {
 		if head, found := strings.CutSuffix(lines[last], state); found {
-			lines[last] = head + p.paint(state, g.Health.colour())
+			lines[last] = head + p.Paint(state, g.Health.colour())
 		}
 	}
 	return lines
@@ -143,16 +138,8 @@ func (g *gpuView) name(cut bool) string {
 	return name
 }
 
-// drawn is the number of columns of a drawing.
-func (p paper) drawn() int {
-	if p.width == 0 {
-		return paperWidth - len(indent)
-	}
-	return min(widestDrawing, p.width-len(indent))
-}
-
 // instances draws the instances of a GPU.
-func (v podsView) instances(g *gpuView, p paper) []string {
+func (v podsView) instances(g *gpuView, p output.Paper) []string {
 	longest := 0
 	for _, i := range g.Instances {
 		longest = max(longest, len([]rune(i.Is)))
@@ -165,18 +152,18 @@ func (v podsView) instances(g *gpuView, p paper) []string {
 }
 
 // instance draws an instance, with the pods that use it. It marks one that is not healthy.
-func (v podsView) instance(i instanceView, longest int, health *gpuHealth, p paper) []string {
-	margin := indent
+func (v podsView) instance(i instanceView, longest int, health *gpuHealth, p output.Paper) []string {
+	margin := output.Indent
 	if i.Unhealthy != "" {
 		margin = unwell
 	}
-	entry := p.block(fmt.Sprintf("%s#%-3d %-*s  ", margin, i.ID, longest, i.Is), v.usersOf(i))
+	entry := p.Block(fmt.Sprintf("%s#%-3d %-*s  ", margin, i.ID, longest, i.Is), v.usersOf(i))
 	for n := range entry {
 		switch {
 		case i.Unhealthy != "":
-			entry[n] = p.paint(entry[n], health.colour())
+			entry[n] = p.Paint(entry[n], health.colour())
 		case len(i.Pods) > 0:
-			entry[n] = p.paint(entry[n], text.FgCyan)
+			entry[n] = p.Paint(entry[n], text.FgCyan)
 		}
 	}
 	return entry
@@ -200,13 +187,6 @@ func (v podsView) users(pods []string) string {
 	default:
 		return "?"
 	}
-}
-
-func (p paper) cut(line string) string {
-	if p.width == 0 {
-		return line
-	}
-	return text.Snip(line, p.width, "…")
 }
 
 // cells returns the GPU's instances as cells of the drawing, by name and by number.

@@ -11,6 +11,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/cmd/internal/cli"
 	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/cluster"
+	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/output"
 	"github.com/gpuslice/gpuslice/config/glossary"
 	"github.com/gpuslice/gpuslice/config/sanitize"
 )
@@ -18,8 +19,6 @@ import (
 const (
 	// longestName is the number of characters of a mistyped name in an error.
 	longestName = 64
-	// paperWidth is the number of columns of running text without a terminal.
-	paperWidth = 80
 )
 
 // Explain is the command. It needs no cluster.
@@ -45,15 +44,15 @@ func Explain(*cluster.Options) *cobra.Command {
 		RunE: func(cmd *cobra.Command, args []string) error {
 			out := &cli.Printer{W: cmd.OutOrStdout()}
 			width, _, _ := cli.Terminal(out.W)
-			width = cmp.Or(width, paperWidth)
+			width = cmp.Or(width, output.PaperWidth)
 			if len(args) == 0 {
 				list(out, width)
 				return out.Err
 			}
 			if reason, known := glossary.Reasons().Find(args[0]); known {
 				out.Printf("%s\n", reason.Name)
-				out.Printf("%s\n", wrapped("  is given: ", reason.Means, width))
-				out.Printf("%s\n", wrapped("  you can:  ", reason.YouCan, width))
+				out.Printf("%s\n", output.Wrapped("  is given: ", reason.Means, width))
+				out.Printf("%s\n", output.Wrapped("  you can:  ", reason.YouCan, width))
 				return out.Err
 			}
 			metric, known := glossary.Metrics().Find(args[0])
@@ -61,9 +60,9 @@ func Explain(*cluster.Options) *cobra.Command {
 				return unknownWord(args[0])
 			}
 			out.Printf("%s\n", metric.Name)
-			out.Printf("%s\n", wrapped("  is:     ", metric.Means, width))
+			out.Printf("%s\n", output.Wrapped("  is:     ", metric.Means, width))
 			if len(metric.Labels) > 0 {
-				out.Printf("%s\n", wrapped("  labels: ", strings.Join(metric.Labels, ", "), width))
+				out.Printf("%s\n", output.Wrapped("  labels: ", strings.Join(metric.Labels, ", "), width))
 			}
 			return out.Err
 		},
@@ -95,31 +94,9 @@ func list(out *cli.Printer, width int) {
 		if i > 0 {
 			out.Printf("\n")
 		}
-		out.Printf("%s\n", wrapped("", g.Title, width))
+		out.Printf("%s\n", output.Wrapped("", g.Title, width))
 		for _, w := range g.Entries {
 			out.Printf("%s\n", runewidth.Truncate(fmt.Sprintf("  %-*s  %s", longest, w.Name, w.Means), width, "…"))
 		}
 	}
-}
-
-// wrapped writes a text in lines of the width, the first after a heading, the others below its beginning.
-func wrapped(heading, text string, width int) string {
-	indent := strings.Repeat(" ", runewidth.StringWidth(heading))
-	var b strings.Builder
-	b.WriteString(heading)
-	at := len(indent)
-	for i, word := range strings.Fields(text) {
-		size := runewidth.StringWidth(word)
-		switch {
-		case i > 0 && at+1+size > width:
-			b.WriteString("\n" + indent)
-			at = len(indent)
-		case i > 0:
-			b.WriteString(" ")
-			at++
-		}
-		b.WriteString(word)
-		at += size
-	}
-	return b.String()
 }

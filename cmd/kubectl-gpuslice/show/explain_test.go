@@ -6,6 +6,7 @@ import (
 
 	"github.com/mattn/go-runewidth"
 
+	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/output"
 	"github.com/gpuslice/gpuslice/config/glossary"
 )
 
@@ -44,7 +45,7 @@ func TestAllReasonsAndMetricsAreListedInEightyColumns(t *testing.T) {
 			t.Fatalf("exit code %d: %s", code, said)
 		}
 		for line := range strings.Lines(said) {
-			if n := runewidth.StringWidth(strings.TrimSuffix(line, "\n")); n > paperWidth {
+			if n := runewidth.StringWidth(strings.TrimSuffix(line, "\n")); n > output.PaperWidth {
 				t.Errorf("%d columns: %s", n, line)
 			}
 		}

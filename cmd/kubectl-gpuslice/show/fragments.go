@@ -18,6 +18,7 @@ import (
 	"github.com/gpuslice/gpuslice/cmd/internal/cli"
 	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/cluster"
 	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/judge"
+	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/output"
 	"github.com/gpuslice/gpuslice/config/sanitize"
 	"github.com/gpuslice/gpuslice/drain/kube"
 )
@@ -129,14 +130,14 @@ func (a *advice) pick(all []corev1.Node) (out []*corev1.Node, err error) {
 }
 
 // text returns it in the format of the flag.
-func (out *fragmented) text(format string, p paper) (string, error) {
+func (out *fragmented) text(format string, p output.Paper) (string, error) {
 	switch format {
-	case formatJSON, formatYAML:
-		return forPrograms(format, out)
-	case formatHTML:
-		return out.page(p.sheet()), nil
+	case output.JSON, output.YAML:
+		return output.ForPrograms(format, out)
+	case output.HTML:
+		return out.page(p.Sheet()), nil
 	}
-	p.width = cmp.Or(p.width, paperWidth)
+	p.Width = cmp.Or(p.Width, output.PaperWidth)
 	var parts []string
 	if out.pool {
 		parts = append(parts, strings.Join(out.smallest(p), "\n"))
@@ -146,7 +147,7 @@ func (out *fragmented) text(format string, p paper) (string, error) {
 		}
 	}
 	for _, note := range out.Notes {
-		parts = append(parts, strings.Join(p.block("note: ", note), "\n"))
+		parts = append(parts, strings.Join(p.Block("note: ", note), "\n"))
 	}
 	return strings.Join(parts, "\n\n") + "\n", nil
 }
@@ -155,19 +156,19 @@ func (out *fragmented) text(format string, p paper) (string, error) {
 func (out *fragmented) verdict() error { return nil }
 
 // explain draws a node's GPUs, and says what its free slices can be used for.
-func (f *nodeFragments) explain(p paper) []string {
-	out := []string{p.cut(p.paint(f.Node, text.Bold))}
+func (f *nodeFragments) explain(p output.Paper) []string {
+	out := []string{p.Cut(p.Paint(f.Node, text.Bold))}
 	if f.Unknown != "" {
-		return append(out, p.block(indent, f.Unknown)...)
+		return append(out, p.Block(output.Indent, f.Unknown)...)
 	}
 	for _, line := range f.summary() {
-		out = append(out, p.block(indent, line)...)
+		out = append(out, p.Block(output.Indent, line)...)
 	}
 	for i := range f.GPUs {
 		g := &f.GPUs[i]
-		out = append(out, p.block(indent, saysOf(g))...)
+		out = append(out, p.Block(output.Indent, saysOf(g))...)
 		if g.Instances != nil {
-			out = append(out, drawSlices(indent, g.Slices, g.Instances, p))
+			out = append(out, output.DrawSlices(output.Indent, g.Slices, g.Instances, p))
 		}
 	}
 	return append(out, "", tabulate(f.Profiles, roomColumns, false, p))
@@ -197,7 +198,7 @@ func saysOf(g *judge.Shares) string {
 	fits := "nothing more fits"
 	switch {
 	case len(g.Pods) > 0:
-		fits = listedNames(g.Pods) + " has all of it"
+		fits = output.Names(g.Pods) + " has all of it"
 	case g.Largest != "":
 		fits = "the largest instance that fits is " + g.Largest
 	}
@@ -205,10 +206,10 @@ func saysOf(g *judge.Shares) string {
 }
 
 var roomColumns = []column[judge.HasRoom]{
-	{name: "profile", of: func(r *judge.HasRoom, _ paper) string { return profileName(r.Profile) }},
-	{name: "free", of: func(r *judge.HasRoom, _ paper) string { return fmt.Sprint(r.Idle) }},
-	{name: "possible", of: func(r *judge.HasRoom, _ paper) string { return fmt.Sprint(r.Possible) }},
-	{name: "for one would have to leave", folds: true, of: func(r *judge.HasRoom, _ paper) string { return leavers(r) }},
+	{name: "profile", of: func(r *judge.HasRoom, _ output.Paper) string { return profileName(r.Profile) }},
+	{name: "free", of: func(r *judge.HasRoom, _ output.Paper) string { return fmt.Sprint(r.Idle) }},
+	{name: "possible", of: func(r *judge.HasRoom, _ output.Paper) string { return fmt.Sprint(r.Possible) }},
+	{name: "for one would have to leave", folds: true, of: func(r *judge.HasRoom, _ output.Paper) string { return leavers(r) }},
 }
 
 // leavers are the fewest pods that would have to leave for one device.
@@ -216,7 +217,7 @@ func leavers(r *judge.HasRoom) string {
 	if len(r.Leave) == 0 {
 		return ""
 	}
-	return fmt.Sprintf("%s (%s)", listedNames(r.Leave), cli.Counted(r.Lost, "slice"))
+	return fmt.Sprintf("%s (%s)", output.Names(r.Leave), cli.Counted(r.Lost, "slice"))
 }
 
 func profileName(name string) string {
@@ -261,22 +262,22 @@ func (out *fragmented) best() []*bestRoom {
 const noneCut = "no agent has reported GPUs of these nodes that can be cut"
 
 // smallest says for each profile what one more device takes.
-func (out *fragmented) smallest(p paper) (lines []string) {
+func (out *fragmented) smallest(p output.Paper) (lines []string) {
 	for _, b := range out.best() {
-		lines = append(lines, p.paint(profileName(b.profile), text.Bold))
-		lines = append(lines, p.block(indent, b.says())...)
+		lines = append(lines, p.Paint(profileName(b.profile), text.Bold))
+		lines = append(lines, p.Block(output.Indent, b.says())...)
 		for i := range b.cuts() {
-			lines = append(lines, drawCut(b.on.Node, &b.room.Cuts[i], p)...)
+			lines = append(lines, output.DrawCut(gpuOf(b.on.Node, &b.room.Cuts[i]), &b.room.Cuts[i], p)...)
 		}
 		if command := b.command(); command != "" {
 			for _, note := range b.on.Notes {
-				lines = append(lines, p.block(indent+"note: ", note)...)
+				lines = append(lines, p.Block(output.Indent+"note: ", note)...)
 			}
-			lines = append(lines, indent+"$ "+command)
+			lines = append(lines, output.Indent+"$ "+command)
 		}
 	}
 	if len(lines) == 0 {
-		return p.block("", noneCut)
+		return p.Block("", noneCut)
 	}
 	return lines
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/cluster"
+	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/output"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/config/sanitize"
 )
@@ -91,7 +92,7 @@ func (v *nodeView) healthKnown() bool {
 }
 
 // healthLines say what is wrong with the GPU and what the user has to do, and which errors it has had.
-func (g *gpuView) healthLines(p paper) []string {
+func (g *gpuView) healthLines(p output.Paper) []string {
 	h := g.Health
 	if h == nil {
 		return nil
@@ -103,7 +104,7 @@ func (g *gpuView) healthLines(p paper) []string {
 			said += ", " + h.Severity
 		}
 		if !h.Since.IsZero() {
-			said += ", for " + age(h.Since, p.now)
+			said += ", for " + age(h.Since, p.Now)
 		}
 		if len(h.Instances) > 0 {
 			said += ", only " + strings.Join(h.Instances, ", ")
@@ -111,20 +112,20 @@ func (g *gpuView) healthLines(p paper) []string {
 		if h.Action != "" {
 			said += "; action: " + h.Action
 		}
-		for _, l := range p.block(unwell, said) {
-			out = append(out, p.paint(l, h.colour()))
+		for _, l := range p.Block(unwell, said) {
+			out = append(out, p.Paint(l, h.colour()))
 		}
 	}
 	var xids []string
 	for _, x := range h.Xids {
 		said := fmt.Sprintf("Xid %d%s", x.Number, g.onInstance(x.GI))
 		if !x.Last.IsZero() {
-			said += " " + age(x.Last, p.now) + " ago"
+			said += " " + age(x.Last, p.Now) + " ago"
 		}
 		xids = append(xids, said)
 	}
 	if len(xids) > 0 {
-		out = append(out, p.block(indent+"reported: ", strings.Join(xids, ", "))...)
+		out = append(out, p.Block(output.Indent+"reported: ", strings.Join(xids, ", "))...)
 	}
 	return out
 }

@@ -16,6 +16,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/cluster"
+	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/output"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/nvml"
 	"github.com/gpuslice/gpuslice/test/agenttest"
@@ -123,7 +124,7 @@ func TestScreens(t *testing.T) {
 	sick.Pods.Asking = []string{"team-a/notebook-0 (nvidia.com/mig-1g.10gb 1)"}
 	for _, width := range []int{160, 80, 40} {
 		for _, colour := range []bool{false, true} {
-			p := paper{width: width, colour: colour, now: screenTime}
+			p := output.Paper{Width: width, Colour: colour, Now: screenTime}
 			for name, screen := range map[string]string{
 				"status":      tabulate(views, nodeColumns, false, p),
 				"status-wide": tabulate(views, nodeColumns, true, p),
@@ -145,14 +146,14 @@ func TestScreens(t *testing.T) {
 			}
 		}
 	}
-	golden(t, "testdata/status-pipe.txt", tabulate(views, nodeColumns, false, paper{now: screenTime})+"\n\n"+draw(&known, paper{now: screenTime})+"\n")
+	golden(t, "testdata/status-pipe.txt", tabulate(views, nodeColumns, false, output.Paper{Now: screenTime})+"\n\n"+draw(&known, output.Paper{Now: screenTime})+"\n")
 }
 
 func TestALongNameOfANodeIsCut(t *testing.T) {
 	n := screenNodes()[1]
 	n.Name = strings.Repeat("gpu-", 40)
 	v := viewOf(&n, screenTime)
-	for line := range strings.SplitSeq(draw(&v, paper{width: 80, now: screenTime}), "\n") {
+	for line := range strings.SplitSeq(draw(&v, output.Paper{Width: 80, Now: screenTime}), "\n") {
 		if n := text.StringWidthWithoutEscSequences(line); n > 80 {
 			t.Errorf("%d columns: %s", n, line)
 		}
@@ -171,7 +172,7 @@ func TestColoursAddNothing(t *testing.T) {
 	for _, n := range screenNodes() {
 		v := viewOf(&n, screenTime)
 		v.addDiagnosis(diagnosed())
-		with, without := paper{width: 80, colour: true, now: screenTime}, paper{width: 80, now: screenTime}
+		with, without := output.Paper{Width: 80, Colour: true, Now: screenTime}, output.Paper{Width: 80, Now: screenTime}
 		if diff := gocmp.Diff(tabulate([]nodeView{v}, nodeColumns, true, without)+draw(&v, without), text.StripEscape(tabulate([]nodeView{v}, nodeColumns, true, with)+draw(&v, with))); diff != "" {
 			t.Errorf("(-plain +colour without its colours):\n%s", diff)
 		}
@@ -182,14 +183,14 @@ func TestAStatusForPrograms(t *testing.T) {
 	nodes := screenNodes()
 	v := viewOf(&nodes[1], screenTime)
 	v.addDiagnosis(diagnosed())
-	for _, format := range []string{formatJSON, formatYAML} {
-		said, err := (&statusRequest{format: format}).text([]nodeView{v}, true, paper{now: screenTime})
+	for _, format := range []string{output.JSON, output.YAML} {
+		said, err := (&statusRequest{format: format}).text([]nodeView{v}, true, output.Paper{Now: screenTime})
 		if err != nil {
 			t.Fatal(err)
 		}
 		golden(t, "testdata/status."+format, said)
 	}
-	said, err := (&statusRequest{format: formatJSON}).text([]nodeView{v}, true, paper{})
+	said, err := (&statusRequest{format: output.JSON}).text([]nodeView{v}, true, output.Paper{})
 	var back struct{ Nodes []nodeView }
 	if err != nil || json.Unmarshal([]byte(said), &back) != nil {
 		t.Fatalf("%v: %s", err, said)
@@ -214,7 +215,7 @@ func BenchmarkStatusOfFiftyNodes(b *testing.B) {
 		for i := range nodes {
 			views = append(views, viewOf(&nodes[i], screenTime))
 		}
-		if _, err := (&statusRequest{}).text(views, true, paper{width: 80, colour: true, now: screenTime}); err != nil {
+		if _, err := (&statusRequest{}).text(views, true, output.Paper{Width: 80, Colour: true, Now: screenTime}); err != nil {
 			b.Fatal(err)
 		}
 	}

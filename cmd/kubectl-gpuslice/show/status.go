@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"slices"
 	"strings"
 	"time"
@@ -18,14 +17,8 @@ import (
 
 	"github.com/gpuslice/gpuslice/cmd/internal/cli"
 	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/cluster"
+	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/output"
 	"github.com/gpuslice/gpuslice/drain/kube"
-)
-
-// Formats of what status prints.
-const (
-	formatWide = "wide"
-	formatJSON = "json"
-	formatYAML = "yaml"
 )
 
 // statusRequest has the flags of status.
@@ -53,10 +46,10 @@ agent of the node lists the pods: the command asks it by an annotation, which ne
   kubectl gpuslice status gpu-1`,
 		ValidArgsFunction: o.CompleteNodes,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if !slices.Contains([]string{"", formatWide, formatJSON, formatYAML, formatHTML}, s.format) {
-				return fmt.Errorf("flag --output is %q: it must be %s, %s, %s or %s", s.format, formatWide, formatJSON, formatYAML, formatHTML)
+			if !slices.Contains([]string{"", output.Wide, output.JSON, output.YAML, output.HTML}, s.format) {
+				return fmt.Errorf("flag --output is %q: it must be %s, %s, %s or %s", s.format, output.Wide, output.JSON, output.YAML, output.HTML)
 			}
-			if s.watch && s.format == formatHTML {
+			if s.watch && s.format == output.HTML {
 				return errors.New("--output html is one page: leave out --watch")
 			}
 			client, err := o.Client()
@@ -74,10 +67,10 @@ agent of the node lists the pods: the command asks it by an annotation, which ne
 		},
 	}
 	s.nodes.Bind(c)
-	c.Flags().StringVarP(&s.format, "output", "o", "", formatWide+", "+formatJSON+", "+formatYAML+" or "+formatHTML+", a page for a browser")
+	c.Flags().StringVarP(&s.format, "output", "o", "", output.Wide+", "+output.JSON+", "+output.YAML+" or "+output.HTML+", a page for a browser")
 	c.Flags().BoolVarP(&s.watch, "watch", "w", false, "go on showing the nodes as they change")
 	c.Flags().BoolVar(&s.ask, "ask", true, "ask the agents of the named nodes which pods use the GPUs")
-	cluster.CompleteFlag(c, "output", formatWide, formatJSON, formatYAML, formatHTML)
+	cluster.CompleteFlag(c, "output", output.Wide, output.JSON, output.YAML, output.HTML)
 	return c
 }
 
@@ -96,7 +89,7 @@ func (s *statusRequest) print(ctx context.Context, client kube.Interface, nodes 
 			views[i].Pods.Why = "name the node to have them"
 		}
 	}
-	text, err := s.text(views, named, paperOf(w))
+	text, err := s.text(views, named, output.PaperOf(w))
 	if err != nil {
 		return err
 	}
@@ -105,18 +98,18 @@ func (s *statusRequest) print(ctx context.Context, client kube.Interface, nodes 
 }
 
 // text returns the nodes in the format of the flag.
-func (s *statusRequest) text(views []nodeView, drawn bool, p paper) (string, error) {
+func (s *statusRequest) text(views []nodeView, drawn bool, p output.Paper) (string, error) {
 	switch s.format {
-	case formatJSON:
+	case output.JSON:
 		text, err := json.MarshalIndent(map[string]any{"nodes": views}, "", "  ")
 		return string(text) + "\n", err
-	case formatYAML:
+	case output.YAML:
 		text, err := yaml.Marshal(map[string]any{"nodes": views})
 		return string(text), err
-	case formatHTML:
-		return statusPage(views, drawn, p.sheet()), nil
+	case output.HTML:
+		return statusPage(views, drawn, p.Sheet()), nil
 	}
-	parts := []string{tabulate(views, nodeColumns, s.format == formatWide, p)}
+	parts := []string{tabulate(views, nodeColumns, s.format == output.Wide, p)}
 	for i := range views {
 		if drawn && views[i].Agent {
 			parts = append(parts, draw(&views[i], p))
@@ -126,12 +119,6 @@ func (s *statusRequest) text(views []nodeView, drawn bool, p paper) (string, err
 		parts[len(parts)-1] += "\n" + line
 	}
 	return strings.Join(parts, "\n\n") + "\n", nil
-}
-
-// paperOf returns the paper of the writer: a terminal has a width, and colour unless the user wants none.
-func paperOf(w io.Writer) paper {
-	width, _, is := cli.Terminal(w)
-	return paper{width: width, colour: is && os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb", now: time.Now()}
 }
 
 // leastPause is the time between two pictures on a terminal.
@@ -216,23 +203,23 @@ func (w *statusWatch) changed(name string, v nodeView) {
 		w.picture(time.Now())
 		return
 	}
-	line := func(p paper) string {
+	line := func(p output.Paper) string {
 		return strings.Join([]string{v.Node, v.AskedFor, string(v.Phase), reason(&v, p), v.Capacity, blockers(&v, p)}, "  ")
 	}
-	key := line(paper{}) // without a time, since ages change by themselves
+	key := line(output.Paper{}) // without a time, since ages change by themselves
 	if w.printed[name] == key {
 		return
 	}
 	w.printed[name] = key
 	switch w.request.format {
-	case formatJSON:
+	case output.JSON:
 		line, err := json.Marshal(v)
 		w.raw(string(line)+"\n", err)
-	case formatYAML:
+	case output.YAML:
 		document, err := yaml.Marshal(v)
 		w.raw("---\n"+string(document), err)
 	default:
-		w.out.Printf("%s  %s\n", time.Now().UTC().Format(time.TimeOnly+"Z"), line(paper{now: time.Now()}))
+		w.out.Printf("%s  %s\n", time.Now().UTC().Format(time.TimeOnly+"Z"), line(output.Paper{Now: time.Now()}))
 	}
 }
 
@@ -260,8 +247,8 @@ func (w *statusWatch) picture(now time.Time) {
 		views = append(views, v)
 	}
 	slices.SortFunc(views, func(a, b nodeView) int { return strings.Compare(a.Node, b.Node) })
-	text, err := w.request.text(views, w.named, paperOf(w.w))
-	if w.request.format != formatJSON && w.request.format != formatYAML {
+	text, err := w.request.text(views, w.named, output.PaperOf(w.w))
+	if w.request.format != output.JSON && w.request.format != output.YAML {
 		text = clearScreen + text
 	}
 	w.raw(text, err)
@@ -269,7 +256,7 @@ func (w *statusWatch) picture(now time.Time) {
 
 // Passed implements cluster.Watcher.
 func (w *statusWatch) Passed(now time.Time) {
-	if _, _, is := cli.Terminal(w.w); is && w.request.format != formatJSON && w.request.format != formatYAML {
+	if _, _, is := cli.Terminal(w.w); is && w.request.format != output.JSON && w.request.format != output.YAML {
 		w.picture(now) // the ages have changed
 	}
 }

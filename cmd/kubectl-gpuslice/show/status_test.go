@@ -13,6 +13,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/cluster"
+	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/output"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/test/agenttest"
 )
@@ -221,7 +222,7 @@ func TestThePhaseIsThatOfTheCondition(t *testing.T) {
 	}
 }
 
-func reasonOf(v nodeView) string { return reason(&v, paper{now: time.Now()}) }
+func reasonOf(v nodeView) string { return reason(&v, output.Paper{Now: time.Now()}) }
 
 func TestWhatOthersWroteOnANodeMovesNoCursor(t *testing.T) {
 	const hostile = "\x1b[2J\x1b[1;1Hgpu-9   research   Idle\r\ngpu-8\u202e"
@@ -242,11 +243,11 @@ func TestWhatOthersWroteOnANodeMovesNoCursor(t *testing.T) {
 			{Is: hostile, At: -5, Size: 1 << 40}, {Is: hostile, At: 1 << 62, Size: 1 << 62}, {Is: "1g@0", At: 0, Size: 1, ID: -1 << 60},
 		}}}},
 	})
-	table := tabulate([]nodeView{v}, nodeColumns, true, paper{now: time.Now()})
+	table := tabulate([]nodeView{v}, nodeColumns, true, output.Paper{Now: time.Now()})
 	if lines := strings.Count(table, "\n") + 1; lines != 2 {
 		t.Errorf("%d lines for one node", lines)
 	}
-	for _, r := range table + draw(&v, paper{width: 80}) {
+	for _, r := range table + draw(&v, output.Paper{Width: 80}) {
 		if r != '\n' && !unicode.IsPrint(r) {
 			t.Errorf("raw %q", r)
 		}
@@ -254,7 +255,7 @@ func TestWhatOthersWroteOnANodeMovesNoCursor(t *testing.T) {
 	top := &cluster.Inquiry{Nodes: []*cluster.Asked{{Identity: cluster.Identify(n), Answer: &api.Answer{MoreUses: -1, Uses: []api.Use{
 		{Namespace: hostile, Pod: hostile, GPU: -1 << 60, UUID: hostile, Instance: hostile, MemoryMiB: 1 << 62, TotalMiB: 1, UsedMiB: -1 << 62, Unknown: hostile},
 	}}}}}
-	screen, err := (&topRequest{format: formatWide}).text(usesOf(top), paper{now: time.Now()})
+	screen, err := (&topRequest{format: output.Wide}).text(usesOf(top), output.Paper{Now: time.Now()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -298,7 +299,7 @@ func TestTheTableSaysWhoHasCordonedANode(t *testing.T) {
 			c.changes(n)
 		}
 		v := viewOf(n, screenTime)
-		if said := reason(&v, paper{now: screenTime}); said != c.reason || v.colour() != c.colour {
+		if said := reason(&v, output.Paper{Now: screenTime}); said != c.reason || v.colour() != c.colour {
 			t.Errorf("%s: %q in colour %d, want %q in %d", name, said, v.colour(), c.reason, c.colour)
 		}
 	}
@@ -329,7 +330,7 @@ func TestNothingIsSaidOfAGPUThatIsNotSeen(t *testing.T) {
 		agenttest.Concludes(agenttest.States(n, s), agenttest.Research("", c.reason, 0), "as it is")
 		v := viewOf(n, time.Now())
 		v.addDiagnosis(&api.Diagnosis{GPUs: api.GPUsSeen{Now: c.now}, Unseen: c.unseen})
-		said := draw(&v, paper{now: time.Now()})
+		said := draw(&v, output.Paper{Now: time.Now()})
 		if !strings.Contains(said, c.says) {
 			t.Errorf("%s: want %q:\n%s", name, c.says, said)
 		}
@@ -353,7 +354,7 @@ func TestOperandsAreNoUsers(t *testing.T) {
 		{Namespace: "kube-system", Name: "exporter", Devices: []string{"unknown; it counts as holding everything"}, Operand: true},
 		{Namespace: "team", Name: "trainer", Devices: []string{"GPU 1"}},
 	}})
-	if said := draw(&v, paper{now: time.Now()}); strings.Contains(said, "kube-system") || !strings.HasSuffix(said, "GPU-0 whole\n  free\nGPU 1 GPU-1 whole\n  used by: team/trainer") {
+	if said := draw(&v, output.Paper{Now: time.Now()}); strings.Contains(said, "kube-system") || !strings.HasSuffix(said, "GPU-0 whole\n  free\nGPU 1 GPU-1 whole\n  used by: team/trainer") {
 		t.Error(said)
 	}
 }

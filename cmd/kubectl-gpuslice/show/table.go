@@ -16,28 +16,11 @@ import (
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/cmd/internal/cli"
 	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/cluster"
+	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/output"
 )
 
 // mostListed is how many blockers a table names; the condition has them all.
 const mostListed = 2
-
-// paper is the width and the colours of the output.
-type paper struct {
-	width  int // columns; 0 without a bound
-	colour bool
-	now    time.Time
-}
-
-// sheet is the paper of a page for a browser, which breaks lines by itself.
-func (p paper) sheet() paper { return paper{now: p.now} }
-
-// paint colours a text, if the output has colours.
-func (p paper) paint(what string, with ...text.Color) string {
-	if !p.colour || what == "" {
-		return what
-	}
-	return text.Colors(with).Sprint(what)
-}
 
 // column is a column of a table.
 type column[T any] struct {
@@ -45,54 +28,54 @@ type column[T any] struct {
 	wide    bool // only with -o wide
 	folds   bool // goes below the row if the table is wider than the terminal
 	shrinks int  // characters to which it is cut before other columns go below; 0 if it is not cut
-	of      func(v *T, p paper) string
+	of      func(v *T, p output.Paper) string
 	colour  func(v *T) text.Color // may be nil
 }
 
 // cell returns the text of the row in the column, in its colour.
-func (c column[T]) cell(v *T, p paper) string {
+func (c column[T]) cell(v *T, p output.Paper) string {
 	said := c.of(v, p)
 	if c.colour == nil {
 		return said
 	}
-	return p.paint(said, c.colour(v))
+	return p.Paint(said, c.colour(v))
 }
 
 // below returns the cell in lines of its own.
-func (c column[T]) below(v *T, p paper) []string {
+func (c column[T]) below(v *T, p output.Paper) []string {
 	said := c.of(v, p)
 	if said == "" {
 		return nil
 	}
 	heading := "  " + c.name + ": "
-	lines := p.block(heading, said)
+	lines := p.Block(heading, said)
 	for i, line := range lines {
 		if c.colour != nil && len(line) > len(heading) {
-			lines[i] = line[:len(heading)] + p.paint(line[len(heading):], c.colour(v))
+			lines[i] = line[:len(heading)] + p.Paint(line[len(heading):], c.colour(v))
 		}
 	}
 	return lines
 }
 
 var nodeColumns = []column[nodeView]{
-	{name: "node", of: func(v *nodeView, _ paper) string { return v.Node }},
-	{name: "asked for", folds: true, of: func(v *nodeView, _ paper) string { return v.AskedFor }},
-	{name: "phase", folds: true, of: func(v *nodeView, _ paper) string { return string(v.Phase) }, colour: (*nodeView).colour},
+	{name: "node", of: func(v *nodeView, _ output.Paper) string { return v.Node }},
+	{name: "asked for", folds: true, of: func(v *nodeView, _ output.Paper) string { return v.AskedFor }},
+	{name: "phase", folds: true, of: func(v *nodeView, _ output.Paper) string { return string(v.Phase) }, colour: (*nodeView).colour},
 	{name: "reason", folds: true, of: reason, colour: (*nodeView).colour},
-	{name: "since", folds: true, of: func(v *nodeView, p paper) string {
+	{name: "since", folds: true, of: func(v *nodeView, p output.Paper) string {
 		if v.Silent || v.NotSeen { // it is that of the reason that was
 			return ""
 		}
-		return age(v.Since, p.now)
+		return age(v.Since, p.Now)
 	}},
-	{name: "heard", wide: true, folds: true, of: func(v *nodeView, p paper) string { return age(v.Heard, p.now) }},
-	{name: "health", wide: true, folds: true, of: func(v *nodeView, _ paper) string {
+	{name: "heard", wide: true, folds: true, of: func(v *nodeView, p output.Paper) string { return age(v.Heard, p.Now) }},
+	{name: "health", wide: true, folds: true, of: func(v *nodeView, _ output.Paper) string {
 		if v.Health == nil {
 			return ""
 		}
 		return cmp.Or(v.unhealthy(), "well")
 	}},
-	{name: "gpus", wide: true, folds: true, of: func(v *nodeView, _ paper) string {
+	{name: "gpus", wide: true, folds: true, of: func(v *nodeView, _ output.Paper) string {
 		if len(v.GPUs) == 0 {
 			return ""
 		}
@@ -114,7 +97,7 @@ var nodeColumns = []column[nodeView]{
 }
 
 // capacity is what kubelet advertises, and who allocates the GPUs where NVIDIA's DRA driver has a part in it.
-func capacity(v *nodeView, _ paper) string {
+func capacity(v *nodeView, _ output.Paper) string {
 	if v.Owner == api.OwnerNone || v.Capacity == "" {
 		return cmp.Or(string(v.Owner), v.Capacity)
 	}
@@ -128,26 +111,26 @@ const (
 )
 
 // reason is the reason of the agent's report, and who else keeps pods off the node. If the report answers another request, it says so instead.
-func reason(v *nodeView, p paper) string {
+func reason(v *nodeView, p output.Paper) string {
 	said := string(v.Reason)
 	switch {
 	case !v.Agent:
 		said = "no agent"
 	case v.Silent:
-		said = fmt.Sprintf("%s (%s)", agentSilent, age(v.Heard, p.now))
+		said = fmt.Sprintf("%s (%s)", agentSilent, age(v.Heard, p.Now))
 	case v.NotSeen:
 		said = notSeenYet
 	}
 	if v.Cordon == nil {
 		return said
 	}
-	return said + ", " + cluster.Cordoned(v.Cordon, p.now)
+	return said + ", " + cluster.Cordoned(v.Cordon, p.Now)
 }
 
 // silences names the agents that are silent, in lines for below the table; empty if none is.
-func silences(views []nodeView, p paper) string {
+func silences(views []nodeView, p output.Paper) string {
 	var silent []string
-	heard := p.now
+	heard := p.Now
 	for i := range views {
 		if v := &views[i]; v.Silent {
 			silent = append(silent, v.Node)
@@ -156,13 +139,13 @@ func silences(views []nodeView, p paper) string {
 			}
 		}
 	}
-	line := cluster.SilentAgents(silent, age(heard, p.now))
+	line := cluster.SilentAgents(silent, age(heard, p.Now))
 	if line == "" {
 		return ""
 	}
-	lines := p.block("", line)
+	lines := p.Block("", line)
 	for i := range lines {
-		lines[i] = p.paint(lines[i], text.FgRed)
+		lines[i] = p.Paint(lines[i], text.FgRed)
 	}
 	return strings.Join(lines, "\n")
 }
@@ -175,7 +158,7 @@ func age(since, now time.Time) string {
 }
 
 // blockers lists what is in the way, the gravest first.
-func blockers(v *nodeView, _ paper) string {
+func blockers(v *nodeView, _ output.Paper) string {
 	listed := v.Blockers
 	if more := len(listed) - mostListed; more > 0 {
 		listed = append(listed[:mostListed:mostListed], "and "+cli.Counted(more, "other"))
@@ -194,12 +177,12 @@ func blockers(v *nodeView, _ paper) string {
 
 // tabulate writes a line for each row. If that is wider than the paper, it cuts long names, and if that is not enough, it writes the last columns
 // below each row, in lines of their own.
-func tabulate[T any](all []T, columns []column[T], wide bool, p paper) string {
+func tabulate[T any](all []T, columns []column[T], wide bool, p output.Paper) string {
 	shown := shownOf(columns, wide)
 	var folded []column[T]
 	lines := rows(all, shown, p, 0)
-	for p.width > 0 && widest(lines) > p.width {
-		if narrow := rows(all, shown, p, widest(lines)-p.width); widest(narrow) <= p.width {
+	for p.Width > 0 && widest(lines) > p.Width {
+		if narrow := rows(all, shown, p, widest(lines)-p.Width); widest(narrow) <= p.Width {
 			lines = narrow
 			break
 		}
@@ -211,9 +194,9 @@ func tabulate[T any](all []T, columns []column[T], wide bool, p paper) string {
 		shown = shown[:last]
 		lines = rows(all, shown, p, 0)
 	}
-	out := []string{p.cut(lines[0])}
+	out := []string{p.Cut(lines[0])}
 	for i := range all {
-		out = append(out, p.cut(lines[i+1]))
+		out = append(out, p.Cut(lines[i+1]))
 		for _, c := range folded {
 			out = append(out, c.below(&all[i], p)...)
 		}
@@ -227,7 +210,7 @@ func shownOf[T any](columns []column[T], wide bool) []column[T] {
 }
 
 // rows returns the lines of a table, its header first. Excess is by how many characters the table has to be narrower than it would be.
-func rows[T any](all []T, shown []column[T], p paper, excess int) []string {
+func rows[T any](all []T, shown []column[T], p output.Paper, excess int) []string {
 	w := table.NewWriter()
 	w.SetStyle(table.StyleLight)
 	w.Style().Options = table.OptionsNoBordersAndSeparators
@@ -256,7 +239,7 @@ func rows[T any](all []T, shown []column[T], p paper, excess int) []string {
 }
 
 // narrower cuts the columns that shrink, so that the table is narrower by excess characters, if that is possible.
-func narrower[T any](all []T, shown []column[T], p paper, excess int) []table.ColumnConfig {
+func narrower[T any](all []T, shown []column[T], p output.Paper, excess int) []table.ColumnConfig {
 	var out []table.ColumnConfig
 	for i, c := range shown {
 		if c.shrinks == 0 {
@@ -266,19 +249,9 @@ func narrower[T any](all []T, shown []column[T], p paper, excess int) []table.Co
 		for n := range all {
 			width = max(width, runewidth.StringWidth(c.of(&all[n], p)))
 		}
-		out = append(out, table.ColumnConfig{Number: i + 1, WidthMax: max(c.shrinks, width-excess), WidthMaxEnforcer: shortened})
+		out = append(out, table.ColumnConfig{Number: i + 1, WidthMax: max(c.shrinks, width-excess), WidthMaxEnforcer: output.Shortened})
 	}
 	return out
-}
-
-// shortened leaves out the middle of a name, since names that begin alike differ at their ends.
-func shortened(name string, most int) string {
-	width := runewidth.StringWidth(name)
-	if width <= most {
-		return name
-	}
-	tail := most / 3
-	return runewidth.Truncate(name, most-tail-1, "") + "…" + runewidth.TruncateLeft(name, width-tail, "")
 }
 
 // colour shows at a glance whether a user has to act.
@@ -305,17 +278,4 @@ func widest(lines []string) int {
 		n = max(n, text.StringWidthWithoutEscSequences(l))
 	}
 	return n
-}
-
-// block writes a text in lines of the paper's width, the first after a heading, the others below its beginning. It cuts a word that is longer
-// than a line.
-func (p paper) block(heading, what string) []string {
-	if p.width == 0 {
-		return []string{heading + what}
-	}
-	lines := strings.Split(wrapped(heading, what, p.width), "\n")
-	for i := range lines {
-		lines[i] = runewidth.Truncate(lines[i], p.width, "…")
-	}
-	return lines
 }

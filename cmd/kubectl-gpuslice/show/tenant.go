@@ -11,6 +11,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/cluster"
 	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/judge"
+	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/output"
 	"github.com/gpuslice/gpuslice/config/sanitize"
 	"github.com/gpuslice/gpuslice/drain/kube"
 )
@@ -61,8 +62,8 @@ func allocated(c *resourcev1.ResourceClaim) (out []string) {
 }
 
 var requestedColumns = []column[requesting]{
-	{name: "pod", shrinks: leastPodName, of: func(r *requesting, _ paper) string { return r.Pod }},
-	{name: "node", folds: true, of: func(r *requesting, _ paper) string { return r.Node }},
-	{name: "requests", folds: true, of: func(r *requesting, _ paper) string { return sanitize.Listed(r.Requests) }},
-	{name: "devices", folds: true, of: func(r *requesting, _ paper) string { return strings.Join(r.Devices, " ") }},
+	{name: "pod", shrinks: leastPodName, of: func(r *requesting, _ output.Paper) string { return r.Pod }},
+	{name: "node", folds: true, of: func(r *requesting, _ output.Paper) string { return r.Node }},
+	{name: "requests", folds: true, of: func(r *requesting, _ output.Paper) string { return sanitize.Listed(r.Requests) }},
+	{name: "devices", folds: true, of: func(r *requesting, _ output.Paper) string { return strings.Join(r.Devices, " ") }},
 }

@@ -20,6 +20,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/cmd/internal/cli"
 	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/cluster"
+	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/output"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/config/sanitize"
 	"github.com/gpuslice/gpuslice/drain/kube"
@@ -57,8 +58,8 @@ a question mark shows that, and the line below the table says why.`,
   kubectl gpuslice top --sort-by busy`,
 		ValidArgsFunction: o.CompleteNodes,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if !slices.Contains([]string{"", formatWide, formatJSON, formatYAML}, r.format) {
-				return fmt.Errorf("flag --output is %q: it must be %s, %s or %s", r.format, formatWide, formatJSON, formatYAML)
+			if !slices.Contains([]string{"", output.Wide, output.JSON, output.YAML}, r.format) {
+				return fmt.Errorf("flag --output is %q: it must be %s, %s or %s", r.format, output.Wide, output.JSON, output.YAML)
 			}
 			if r.order != byMemory && r.order != byBusy {
 				return fmt.Errorf("flag --sort-by is %q: it must be %s or %s", r.order, byMemory, byBusy)
@@ -78,9 +79,9 @@ a question mark shows that, and the line below the table says why.`,
 		},
 	}
 	r.nodes.Bind(c)
-	c.Flags().StringVarP(&r.format, "output", "o", "", formatWide+", "+formatJSON+" or "+formatYAML)
+	c.Flags().StringVarP(&r.format, "output", "o", "", output.Wide+", "+output.JSON+" or "+output.YAML)
 	c.Flags().StringVar(&r.order, "sort-by", byMemory, byMemory+", the most first, or "+byBusy+", the least first")
-	cluster.CompleteFlag(c, "output", formatWide, formatJSON, formatYAML)
+	cluster.CompleteFlag(c, "output", output.Wide, output.JSON, output.YAML)
 	cluster.CompleteFlag(c, "sort-by", byMemory, byBusy)
 	return c
 }
@@ -126,7 +127,7 @@ func (r *topRequest) printOwn(ctx context.Context, o *cluster.Options, client ku
 	if err != nil {
 		return err
 	}
-	said, err := r.text(all, paperOf(w))
+	said, err := r.text(all, output.PaperOf(w))
 	if err != nil {
 		return err
 	}
@@ -179,7 +180,7 @@ func (r *topRequest) print(ctx context.Context, client kube.Interface, nodes []c
 		all = reported(ctx, client, nodes)
 	}
 	all.sort(r.order)
-	said, err := r.text(all, paperOf(w))
+	said, err := r.text(all, output.PaperOf(w))
 	if err != nil {
 		return err
 	}
@@ -246,12 +247,12 @@ func (all uses) sort(order string) {
 }
 
 // text returns the uses in the format of the flag.
-func (r *topRequest) text(all uses, p paper) (string, error) {
+func (r *topRequest) text(all uses, p output.Paper) (string, error) {
 	switch r.format {
-	case formatJSON:
+	case output.JSON:
 		said, err := json.MarshalIndent(all, "", "  ")
 		return string(said) + "\n", err
-	case formatYAML:
+	case output.YAML:
 		said, err := yaml.Marshal(all)
 		return string(said), err
 	}
@@ -262,7 +263,7 @@ func (r *topRequest) text(all uses, p paper) (string, error) {
 	case len(all.Requested) > 0:
 		parts = append(parts, tabulate(all.Requested, requestedColumns, false, p))
 	case len(all.Uses) > 0:
-		parts = append(parts, tabulate(all.Uses, useColumns, r.format == formatWide, p))
+		parts = append(parts, tabulate(all.Uses, useColumns, r.format == output.Wide, p))
 	case len(all.Silent) == 0:
 		parts = append(parts, "no pod has a GPU")
 	}
@@ -274,7 +275,7 @@ func (r *topRequest) text(all uses, p paper) (string, error) {
 		notes = append(notes, s.Node+": "+s.Why)
 	}
 	for _, note := range notes {
-		parts = append(parts, strings.Join(p.block("", note), "\n"))
+		parts = append(parts, strings.Join(p.Block("", note), "\n"))
 	}
 	return strings.Join(parts, "\n") + "\n", nil
 }
@@ -338,26 +339,26 @@ func (u *use) busy() string {
 const leastPodName = 20
 
 var heldColumns = []column[holding]{
-	{name: "pod", shrinks: leastPodName, of: func(h *holding, _ paper) string { return h.Pod }},
-	{name: "node", folds: true, of: func(h *holding, _ paper) string { return h.Node }},
-	{name: "gpu", folds: true, of: func(h *holding, _ paper) string {
+	{name: "pod", shrinks: leastPodName, of: func(h *holding, _ output.Paper) string { return h.Pod }},
+	{name: "node", folds: true, of: func(h *holding, _ output.Paper) string { return h.Node }},
+	{name: "gpu", folds: true, of: func(h *holding, _ output.Paper) string {
 		return strings.TrimSpace(fmt.Sprintf("%d %s", h.GPU, h.Instance))
 	}},
 }
 
 var useColumns = []column[use]{
-	{name: "pod", shrinks: leastPodName, of: func(u *use, _ paper) string { return u.name() }},
-	{name: "node", folds: true, of: func(u *use, _ paper) string { return u.Node }},
-	{name: "gpu", folds: true, of: func(u *use, _ paper) string { return u.device() }},
-	{name: "memory", folds: true, of: func(u *use, _ paper) string { return u.share(u.MemoryMiB) }},
-	{name: "busy", folds: true, of: func(u *use, _ paper) string { return u.busy() }, colour: (*use).colour},
-	{name: "for", folds: true, of: func(u *use, p paper) string { return age(u.Since, p.now) }},
-	{name: "shared by", wide: true, folds: true, of: func(u *use, _ paper) string {
+	{name: "pod", shrinks: leastPodName, of: func(u *use, _ output.Paper) string { return u.name() }},
+	{name: "node", folds: true, of: func(u *use, _ output.Paper) string { return u.Node }},
+	{name: "gpu", folds: true, of: func(u *use, _ output.Paper) string { return u.device() }},
+	{name: "memory", folds: true, of: func(u *use, _ output.Paper) string { return u.share(u.MemoryMiB) }},
+	{name: "busy", folds: true, of: func(u *use, _ output.Paper) string { return u.busy() }, colour: (*use).colour},
+	{name: "for", folds: true, of: func(u *use, p output.Paper) string { return age(u.Since, p.Now) }},
+	{name: "shared by", wide: true, folds: true, of: func(u *use, _ output.Paper) string {
 		if u.Pods < 2 {
 			return ""
 		}
 		return cli.Counted(u.Pods, "pod")
 	}},
-	{name: "all of it", wide: true, folds: true, of: func(u *use, _ paper) string { return u.share(u.UsedMiB) }},
-	{name: "uuid", wide: true, folds: true, of: func(u *use, _ paper) string { return string(u.UUID) }},
+	{name: "all of it", wide: true, folds: true, of: func(u *use, _ output.Paper) string { return u.share(u.UsedMiB) }},
+	{name: "uuid", wide: true, folds: true, of: func(u *use, _ output.Paper) string { return string(u.UUID) }},
 }

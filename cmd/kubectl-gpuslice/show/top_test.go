@@ -14,6 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/output"
 	"github.com/gpuslice/gpuslice/test/agenttest"
 )
 
@@ -106,8 +107,8 @@ func TestScreensOfTop(t *testing.T) {
 	t.Cleanup(text.DisableColors)
 	for _, width := range []int{160, 80, 40} {
 		for _, colour := range []bool{false, true} {
-			p := paper{width: width, colour: colour, now: screenTime}
-			for name, r := range map[string]topRequest{"top": {}, "top-wide": {format: formatWide}} {
+			p := output.Paper{Width: width, Colour: colour, Now: screenTime}
+			for name, r := range map[string]topRequest{"top": {}, "top-wide": {format: output.Wide}} {
 				screen, err := r.text(used(), p)
 				if err != nil {
 					t.Fatal(err)
@@ -122,14 +123,14 @@ func TestScreensOfTop(t *testing.T) {
 						t.Errorf("%s: %d columns: %s", file, n, line)
 					}
 				}
-				if plain, err := r.text(used(), paper{width: width, now: screenTime}); err != nil || text.StripEscape(screen) != plain {
+				if plain, err := r.text(used(), output.Paper{Width: width, Now: screenTime}); err != nil || text.StripEscape(screen) != plain {
 					t.Errorf("%s: %v: the colours say what the words do not", file, err)
 				}
 			}
 		}
 	}
-	for _, format := range []string{formatJSON, formatYAML, ""} {
-		said, err := (&topRequest{format: format}).text(used(), paper{now: screenTime})
+	for _, format := range []string{output.JSON, output.YAML, ""} {
+		said, err := (&topRequest{format: format}).text(used(), output.Paper{Now: screenTime})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -11,16 +11,16 @@ import (
 
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/cluster"
+	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/output"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/config/sanitize"
 )
 
 const (
-	// mostGPUs, mostInstances and mostSlices bound what the command draws of a status, which any user who can write the node can write. No
+	// mostGPUs and mostInstances bound what the command draws of a status, which any user who can write the node can write. No
 	// machine has more.
 	mostGPUs      = 64
 	mostInstances = 64
-	mostSlices    = 64
 )
 
 // nodeView is what status prints of a node, for users and for programs.
@@ -122,7 +122,7 @@ func viewOf(n *corev1.Node, now time.Time) nodeView {
 func viewOfGPU(g api.StatusGPU) gpuView {
 	v := gpuView{
 		Index: g.Index, UUID: sanitize.Cut(string(g.UUID), cluster.LongestWord), MIG: g.MIG, Geometry: sanitize.Message(g.Geometry, sanitize.Longest),
-		Slices: max(0, min(g.Slices, mostSlices)), Missing: g.Missing, Lost: g.Lost, PCI: sanitize.Cut(g.PCI, cluster.LongestWord),
+		Slices: max(0, min(g.Slices, output.MostSlices)), Missing: g.Missing, Lost: g.Lost, PCI: sanitize.Cut(g.PCI, cluster.LongestWord),
 		Fits: sanitize.Cut(g.Fits, cluster.LongestWord),
 	}
 	for _, i := range g.Instances[:min(len(g.Instances), mostInstances)] {
