@@ -2,7 +2,6 @@ package judge
 
 import (
 	"fmt"
-	"maps"
 	"math"
 	"slices"
 	"strconv"
@@ -28,25 +27,22 @@ const (
 
 // hardware are the GPUs of a node by its agent's status, and which pods have what.
 type hardware struct {
-	gpus      []demand.GPU
-	given     map[string]string   // pending pods by what moves have given them: "3" or "3/4"
-	replicas  map[string]int      // how often the node's plugin offers each device, by the kind
-	before    map[int]*demand.GPU // GPUs that moves have changed, as they are until these are carried out, by index
-	leave     []string            // pods that have to leave for these
-	got       demand.Want         // what moves have given pods by changes
-	again     demand.Want         // what pods of DaemonSets request again that leave for that
-	anywhere  []string            // pods that may have any device, as their agent does not know it
-	planned   bool                // moves change the node
-	disturbed bool                // by more than instances in free places
-	dynamic   bool                // NVIDIA's DRA driver cuts them for claims
-	claims    bool                // NVIDIA's DRA driver offers them
-	unknown   string              // why it is not known how they can be cut, and what that would take; empty if it is
+	gpus     []demand.GPU
+	replicas map[string]int // how often the node's plugin offers each device, by the kind
+	anywhere []string       // pods that may have any device, as their agent does not know it
+	dynamic  bool           // NVIDIA's DRA driver cuts them for claims
+	claims   bool           // NVIDIA's DRA driver offers them
+	unknown  string         // why it is not known how they can be cut, and what that would take; empty if it is
+	planned  planned        // what moves have changed of this
 }
 
 // hardwareOf reads the status of a node. Pods are those on the node; all says that they are all of the cluster's, and claims are the pods that have a device of
 // NVIDIA's DRA driver.
 func hardwareOf(n *corev1.Node, s api.Status, pods []*corev1.Pod, all bool, claims map[types.UID]bool, known kinds) *hardware {
-	h := &hardware{given: map[string]string{}, got: demand.Want{}, before: map[int]*demand.GPU{}, dynamic: s.Owner == api.OwnerDRADynamic, claims: s.Owner == api.OwnerDRAStatic || s.Owner == api.OwnerDRADynamic}
+	h := &hardware{
+		dynamic: s.Owner == api.OwnerDRADynamic, claims: s.Owner == api.OwnerDRAStatic || s.Owner == api.OwnerDRADynamic,
+		planned: planned{given: map[string]string{}, promised: demand.Want{}, returning: demand.Want{}, before: map[int]*demand.GPU{}},
+	}
 	switch {
 	case len(s.GPUs) == 0:
 		return &hardware{unknown: "no agent has reported its GPUs"}
@@ -247,133 +243,6 @@ func (h *hardware) keeping(stay map[string]bool) []demand.GPU {
 	return out
 }
 
-// differs reports whether the agent, which knows the end of all moves and none of them, makes another pod leave of a GPU, or lets one stay in what a move gives.
-func (h *hardware) differs(c demand.Cut, leave []string) bool {
-	g := &h.gpus[c.GPU]
-	before := h.before[g.Index]
-	if before == nil || !c.Request.MIG || len(before.All) > 0 {
-		return false
-	}
-	solution, err := nvml.Solve(before.GPU, c.Request.Devices)
-	if err != nil {
-		return true
-	}
-	free := map[string]int{}
-	for _, p := range solution.Target {
-		free[p.Profile]++
-	}
-	for _, i := range before.Instances {
-		pods := before.On[i.Start]
-		switch goes := slices.Contains(solution.Destroy, i.Placed); {
-		case goes && slices.ContainsFunc(pods, func(p string) bool { return !slices.Contains(leave, p) && !slices.Contains(h.leave, p) }):
-			return true
-		case !goes && len(pods) > 0:
-			free[i.Profile]--
-		}
-	}
-	for _, p := range slices.Concat(c.Used, h.givenOn(g, before)) {
-		free[p.Profile]--
-	}
-	return slices.ContainsFunc(slices.Collect(maps.Values(free)), func(n int) bool { return n < 0 })
-}
-
-// givenOn are the instances of a GPU that moves have given to pods since it was as before.
-func (h *hardware) givenOn(g, before *demand.GPU) (out []nvml.Placed) {
-	for _, i := range g.Instances {
-		_, given := h.given[part(g, &i.Placed)]
-		if given && slices.Contains(g.On[i.Start], demand.Stays) && !slices.Contains(before.On[i.Start], demand.Stays) {
-			out = append(out, i.Placed)
-		}
-	}
-	return out
-}
-
-// remember copies a GPU before the first move changes it.
-func (h *hardware) remember(g *demand.GPU) {
-	if h.before[g.Index] != nil {
-		return
-	}
-	out := *g
-	out.Instances, out.On, out.All = slices.Clone(g.Instances), maps.Clone(g.On), slices.Clone(g.All)
-	for i := range out.Instances {
-		out.Instances[i].Devices = slices.Clone(out.Instances[i].Devices)
-	}
-	h.before[g.Index] = &out
-}
-
-// left are the devices that no pod has once a change is carried out and its pods have left; what it is for is among them, and what is restored for pods that
-// come back.
-func (h *hardware) left(r demand.Recut) demand.Want {
-	stays := func(pods []string, on string) bool {
-		_, given := h.given[on]
-		return slices.ContainsFunc(pods, func(p string) bool {
-			return p == demand.Stays && given || p != demand.Stays && !slices.Contains(r.Pods, p)
-		})
-	}
-	out := demand.Want{}
-	for i := range h.gpus {
-		g := &h.gpus[i]
-		enabled, after := g.Enabled, g.Geometry()
-		if at := slices.IndexFunc(r.Cuts, func(c demand.Cut) bool { return c.GPU == i }); at >= 0 {
-			enabled, after = r.Cuts[at].Request.MIG, r.Cuts[at].After
-		}
-		switch {
-		case g.Lost || stays(g.All, part(g, nil)):
-		case !enabled:
-			out[demand.Whole]++
-		default:
-			for _, p := range after {
-				kept := slices.ContainsFunc(g.Instances, func(i nvml.Instance) bool { return i.Placed == p })
-				if !kept || !stays(g.On[p.Start], part(g, &p)) {
-					out[p.Profile]++
-				}
-			}
-		}
-	}
-	return out
-}
-
-// cut gives a GPU the geometry of a change: pods that leave have nothing any more, and the pod has what it gets.
-func (h *hardware) cut(c demand.Cut, leave []string, pod string) {
-	g := &h.gpus[c.GPU]
-	h.remember(g)
-	gone := func(p string) bool { return slices.Contains(leave, p) }
-	before := g.On
-	stays := map[nvml.Placed]nvml.Instance{}
-	for _, i := range g.Instances {
-		stays[i.Placed] = i
-	}
-	g.Enabled, g.Pending, g.Instances, g.On = c.Request.MIG, c.Request.MIG, nil, map[int][]string{}
-	g.All = slices.DeleteFunc(slices.Clone(g.All), gone)
-	if !c.Request.MIG {
-		g.All = append(g.All, demand.Stays)
-		h.given[part(g, nil)] = pod
-		return
-	}
-	for _, p := range c.After {
-		i, kept := stays[p]
-		if !kept {
-			if !slices.Contains(c.Used, p) { // pods that leave may come back to it
-				g.On[p.Start] = []string{demand.Stays}
-			}
-			i = nvml.Instance{Placed: p}
-			for _, name := range p.Devices() {
-				i.Devices = append(i.Devices, nvml.Device{Profile: name})
-			}
-		} else if pods := slices.DeleteFunc(slices.Clone(before[p.Start]), gone); len(pods) > 0 {
-			g.On[p.Start] = pods
-		}
-		if slices.Contains(c.Used, p) {
-			g.On[p.Start] = append(g.On[p.Start], demand.Stays)
-			h.given[part(g, &p)] = pod
-		}
-		for d := range i.Devices {
-			i.Devices[d].Held = len(g.On[p.Start]) > 0
-		}
-		g.Instances = append(g.Instances, i)
-	}
-}
-
 // part is a GPU, "3", or an instance of it, "3/4".
 func part(g *demand.GPU, p *nvml.Placed) string {
 	if p == nil {
@@ -392,32 +261,10 @@ func (h *hardware) instances(g *demand.GPU) []Instance {
 		pods := slices.Clone(g.On[i.Start])
 		for n := range pods {
 			if pods[n] == demand.Stays {
-				pods[n] = h.given[part(g, &i.Placed)]
+				pods[n] = h.planned.given[part(g, &i.Placed)]
 			}
 		}
 		out = append(out, Instance{Is: i.Placed.String(), At: i.Start, Size: i.Size, Pods: pods})
 	}
 	return out
-}
-
-// take gives a pod free devices, so that no later change counts on them. Which ones the node's kubelet takes is not known.
-func (h *hardware) take(want demand.Want, pod string) {
-	for kind, n := range maps.Clone(want) {
-		for i := range h.gpus {
-			g := &h.gpus[i]
-			if kind == demand.Whole && n > 0 && !g.Enabled && len(g.All) == 0 && !g.Lost {
-				g.All, n = []string{demand.Stays}, n-1
-				h.given[part(g, nil)] = pod
-			}
-			for k := range g.Instances {
-				if p := g.Instances[k]; n > 0 && p.Profile == kind && len(g.On[p.Start]) == 0 {
-					g.On[p.Start], n = []string{demand.Stays}, n-1
-					h.given[part(g, &p.Placed)] = pod
-					for d := range p.Devices {
-						p.Devices[d].Held = true
-					}
-				}
-			}
-		}
-	}
 }

@@ -1,4 +1,4 @@
-// Package judge says whether pods that leave a node find a place on another, and which budgets keep them.
+// Package judge says whether pods that leave a node find a place on another, and which budgets keep them; and what pending pods need to run.
 package judge
 
 import (
