@@ -24,6 +24,11 @@ const (
 	NotKnown
 )
 
+// String is the name of the ruling for programs.
+func (r Ruling) String() string {
+	return [...]string{"NothingToDo", "Begins", "BeginsUnsure", "GivesUp", "HeldUp", "Refused", "NotKnown"}[r]
+}
+
 // ExitCode is the exit code of a dry run or plan.
 func (r Ruling) ExitCode() int {
 	switch r {

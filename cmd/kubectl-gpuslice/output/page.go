@@ -15,8 +15,8 @@ import (
 //go:embed page.css
 var pageStyle Markup
 
-// Markup is HTML that is safe to show. The compiler lets no text become markup but by Say: names and messages come from whoever writes objects of the cluster.
-// html/template would do that too, and links every method of every type into the program, a quarter of its size.
+// Markup is HTML that is safe to show. The compiler lets no variable become markup except by Say: users of the cluster write names and messages.
+// html/template would do that too. It links every method of every type into the program, a quarter of its size.
 type Markup string
 
 // Say returns the text as markup. It escapes what is not printable, too.

@@ -30,20 +30,29 @@ type plans struct {
 	target cluster.Target
 	silent string                     // why agents have not answered
 	ends   map[string]judge.Judgement // of the pods that leave, by the node
+	notes  []string                   // what a user should know of these that no verdict says
 }
 
 // preview prints what the request would do to each node.
 func (a *application) preview(ctx context.Context, client kube.Interface, nodes []corev1.Node, w cluster.Target, out *cli.Printer) error {
-	p, err := a.ask(ctx, client, nodes, w, planTime, out)
+	p, err := a.forecast(ctx, client, nodes, w, out)
 	if err != nil {
 		return err
 	}
-	notes := p.judge(ctx, client)
-	p.print(out)
-	for _, note := range notes {
-		out.Printf("%s\n", note)
+	if p.print(out); out.Err != nil {
+		return out.Err
 	}
-	return p.conclude(out)
+	return p.verdicts()
+}
+
+// forecast asks the agents, and judges what they answer.
+func (a *application) forecast(ctx context.Context, client kube.Interface, nodes []corev1.Node, w cluster.Target, out *cli.Printer) (*plans, error) {
+	p, err := a.ask(ctx, client, nodes, w, planTime, out)
+	if err != nil {
+		return nil, err
+	}
+	p.notes = p.judge(ctx, client)
+	return p, nil
 }
 
 // ask asks the agents of the nodes what the request would do, with all that is allowed for it.
@@ -67,7 +76,7 @@ func (p *plans) judge(ctx context.Context, client kube.Interface) (notes []strin
 	var pods []string
 	some := false
 	for _, a := range p.Nodes {
-		if a.Answer != nil && len(a.Answer.Steps)+a.Answer.More > 0 {
+		if changes(a) {
 			changing = append(changing, a)
 			leaving = append(leaving, judge.Leaving{Node: a.Name, Pods: a.Answer.Pods, More: a.Answer.MorePods})
 			pods, some = append(pods, a.Answer.Pods...), some || podsLeave(a)
@@ -150,34 +159,51 @@ func (s *said) print(out *cli.Printer, between string) {
 	}
 }
 
-// print writes the answers.
+// print writes the answers, and counts them.
 func (p *plans) print(out *cli.Printer) {
 	var answers said
-	var silent []string
 	for _, a := range p.Nodes {
 		answers.add(a.Name, p.describe(a))
-		if a.Answer == nil && a.Lost == "" {
-			silent = append(silent, a.Name)
-		}
 	}
 	answers.print(out, ": ")
-	if len(silent) > 0 {
+	if silent := p.silentNodes(); len(silent) > 0 {
 		out.Printf("to see whether an agent runs there: %s\n", cluster.PodsOfAgents(silent...))
 	}
+	for _, note := range p.notes {
+		out.Printf("%s\n", note)
+	}
+	out.Printf("%s\n", p.counted())
 }
 
-// conclude counts the answers. It is an error if a node refuses, would wait or give up, or keeps silent.
-func (p *plans) conclude(out *cli.Printer) error {
-	changed, nodes := 0, map[show.Ruling]int{}
+// silentNodes are those with agents that have not answered.
+func (p *plans) silentNodes() (out []string) {
 	for _, a := range p.Nodes {
-		if a.Answer != nil && len(a.Answer.Steps)+a.Answer.More > 0 {
+		if a.Answer == nil && a.Lost == "" {
+			out = append(out, a.Name)
+		}
+	}
+	return out
+}
+
+// changes reports whether the agent has steps to take.
+func changes(a *cluster.Asked) bool { return a.Answer != nil && len(a.Answer.Steps)+a.Answer.More > 0 }
+
+// counted says how many of the nodes would change.
+func (p *plans) counted() string {
+	changed := 0
+	for _, a := range p.Nodes {
+		if changes(a) {
 			changed++
 		}
-		nodes[p.verdict(a).Ruling]++
 	}
-	out.Printf("%s: %d of %s would change; nothing was labelled\n", p.target.Kind(), changed, cli.Counted(len(p.Nodes), "node"))
-	if out.Err != nil {
-		return out.Err
+	return fmt.Sprintf("%s: %d of %s would change; nothing was labelled", p.target.Kind(), changed, cli.Counted(len(p.Nodes), "node"))
+}
+
+// verdicts is an error if a node refuses, would wait or give up, or keeps silent.
+func (p *plans) verdicts() error {
+	nodes := map[show.Ruling]int{}
+	for _, a := range p.Nodes {
+		nodes[p.verdict(a).Ruling]++
 	}
 	var parts []string
 	worst := show.NothingToDo
@@ -207,7 +233,7 @@ func (p *plans) describe(a *cluster.Asked) string {
 	switch {
 	case verdict.Ruling == show.NothingToDo:
 		return strings.Join(append([]string{verdict.String()}, a.Answer.Notes...), "\n      ")
-	case a.Answer == nil, len(a.Answer.Steps)+a.Answer.More == 0:
+	case !changes(a):
 		return verdict.String()
 	}
 	var b strings.Builder
@@ -215,11 +241,8 @@ func (p *plans) describe(a *cluster.Asked) string {
 	if a.Answer.Reboot {
 		b.WriteString("; it takes a reboot of the node")
 	}
-	if len(a.Answer.Lost) > 0 {
-		b.WriteString("\n      lost for good: " + strings.Join(a.Answer.Lost, "; "))
-		if a.Answer.MoreLost > 0 {
-			fmt.Fprintf(&b, " and %d more", a.Answer.MoreLost)
-		}
+	if what := lost(a.Answer); what != "" {
+		b.WriteString("\n      lost for good: " + what)
 	}
 	for _, line := range slices.Concat(a.Answer.Asked, a.Answer.Notes) {
 		b.WriteString("\n      " + line)
@@ -231,6 +254,15 @@ func (p *plans) describe(a *cluster.Asked) string {
 		fmt.Fprintf(&b, "\n      and %d more", a.Answer.More)
 	}
 	return b.String()
+}
+
+// lost names what is lost for good; empty if nothing is.
+func lost(a *api.Answer) string {
+	text := strings.Join(a.Lost, "; ")
+	if len(a.Lost) > 0 && a.MoreLost > 0 {
+		text += fmt.Sprintf(" and %d more", a.MoreLost)
+	}
+	return text
 }
 
 // leavers names the pods that have to leave.

@@ -1,0 +1,146 @@
+package rollout
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/cmd/internal/show"
+	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/cluster"
+	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/output"
+)
+
+// mostSections bounds the nodes of a page; programs get all.
+const mostSections = 200
+
+// forecasts are all that plan writes in a format.
+type forecasts struct {
+	Nodes []forecast `json:"nodes"`
+	Notes []string   `json:"notes,omitempty"` // what no verdict says of the pods that leave
+
+	counts []string // how many would change, by what is requested
+	silent []string // nodes with agents that have not answered
+}
+
+// forecast is what one node would do.
+type forecast struct {
+	Node    string      `json:"node"`
+	Request string      `json:"request"` // a label: "nvidia.com/mig.config=all-balanced"
+	Ruling  string      `json:"ruling"`  // "Begins", …
+	Verdict string      `json:"verdict"` // the ruling for users, with its reason
+	Answer  *api.Answer `json:"answer,omitempty"`
+
+	ruling show.Ruling
+}
+
+func (out *forecasts) add(p *plans) {
+	for _, a := range p.Nodes {
+		v := p.verdict(a)
+		out.Nodes = append(out.Nodes, forecast{a.Name, p.target.String(), v.Ruling.String(), v.String(), a.Answer, v.Ruling})
+	}
+	out.Notes, out.counts, out.silent = append(out.Notes, p.notes...), append(out.counts, p.counted()), append(out.silent, p.silentNodes()...)
+}
+
+// text returns the forecasts in the format.
+func (out *forecasts) text(format string, p output.Paper) (string, error) {
+	if format == output.HTML {
+		return out.page(p.Sheet()), nil
+	}
+	return output.ForPrograms(format, out)
+}
+
+// page has a section for nodes with the same forecast.
+func (out *forecasts) page(p output.Paper) string {
+	var parts []output.Markup
+	for _, count := range out.counts {
+		parts = append(parts, output.Element("p", "", output.Say(count)))
+	}
+	var sections []output.Markup // without their headings
+	headings := map[output.Markup]*forecast{}
+	names := map[output.Markup][]string{}
+	for i := range out.Nodes {
+		f := &out.Nodes[i]
+		s := f.section()
+		if headings[s] == nil {
+			headings[s], sections = f, append(sections, s)
+		}
+		names[s] = append(names[s], f.Node)
+	}
+	for _, s := range sections[:min(len(sections), mostSections)] {
+		badge := output.Inline("span", "verdict "+headings[s].shade(), output.Say(headings[s].badge()))
+		parts = append(parts, output.Element("section", "", "\n", output.Element("h2", "", output.Say(strings.Join(names[s], ", ")), " ", badge), s))
+	}
+	if more := len(sections) - mostSections; more > 0 {
+		parts = append(parts, output.Element("p", "dim", output.Say(fmt.Sprintf("and %d more: -o %s has them all", more, output.JSON))))
+	}
+	if len(out.silent) > 0 {
+		parts = append(parts, output.Element("p", "", "To see whether an agent runs there:"), output.Pasted(cluster.PodsOfAgents(out.silent...)))
+	}
+	return output.Page("What the nodes would do", p, append(parts, output.Noted(out.Notes))...)
+}
+
+// section has all of one node but its name.
+func (f *forecast) section() output.Markup {
+	var facts output.Markup
+	add := func(heading output.Markup, what string) {
+		if what != "" {
+			facts += output.Element("dt", "", heading) + output.Element("dd", "", output.Say(what))
+		}
+	}
+	add("for", f.Request)
+	add("verdict", f.Verdict)
+	a := f.Answer
+	if a == nil {
+		return output.Element("dl", "", "\n", facts)
+	}
+	if len(a.Steps)+a.More > 0 {
+		add("pods", leavers(a))
+	}
+	if a.Reboot {
+		add("reboot", "it takes a reboot of the node")
+	}
+	add("lost for good", lost(a))
+	for _, said := range a.Asked {
+		add("asked", said)
+	}
+	for _, said := range a.Notes {
+		add("note", said)
+	}
+	return output.Element("dl", "", "\n", facts) + steps(a)
+}
+
+// steps lists the steps in their order.
+func steps(a *api.Answer) (said output.Markup) {
+	if len(a.Steps) == 0 {
+		return ""
+	}
+	for _, step := range a.Steps {
+		said += output.Element("li", "", output.Say(step))
+	}
+	said = output.Element("ol", "", "\n", said)
+	if a.More > 0 {
+		said += output.Element("p", "dim", output.Say(fmt.Sprintf("and %d more", a.More)))
+	}
+	return output.Element("h3", "", "Steps") + said
+}
+
+// badge is the ruling in a word or two.
+func (f *forecast) badge() string {
+	return map[show.Ruling]string{
+		show.NothingToDo: "nothing to do", show.Begins: "begins", show.BeginsUnsure: "begins, and may not end", show.GivesUp: "gives up",
+		show.HeldUp: "held up", show.Refused: "refused", show.NotKnown: "not known",
+	}[f.ruling]
+}
+
+func (f *forecast) shade() output.Markup {
+	switch f.ruling {
+	case show.NothingToDo, show.Begins:
+		return "good"
+	case show.BeginsUnsure, show.HeldUp:
+		return "care"
+	case show.GivesUp, show.Refused:
+		return "bad"
+	case show.NotKnown:
+	}
+	return "dim"
+}
