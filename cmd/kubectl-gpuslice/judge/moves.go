@@ -78,6 +78,8 @@ type Question struct {
 	Status func(n *corev1.Node) (s api.Status, unknown string)
 	// Begins returns when a change of the node may begin that takes something away; nil if that is not known.
 	Begins func(n *corev1.Node) Beginning
+	// Spells reports whether a label of the node can ask for these GPUs; nil if any can.
+	Spells func(n *corev1.Node, requests map[int]nvml.Request) bool
 	All    bool // the pods of the cluster are all that there are
 	Now    time.Time
 }

@@ -16,6 +16,7 @@ type planned struct {
 	leave     []string            // pods that have to leave
 	returning demand.Want         // what those of them request that come back to the node
 	promised  demand.Want         // what the moves give by changes
+	sure      demand.Want         // the open devices before the first move that does not come with the others; nil if all do
 	given     map[string]string   // the pending pods that moves give a device, by its place: "3" or "3/4"
 }
 

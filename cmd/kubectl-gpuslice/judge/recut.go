@@ -45,9 +45,15 @@ func (m *moves) recut(ctx context.Context, c *alike, p *corev1.Pod) (Move, bool)
 			break
 		}
 	}
-	out := m.carryOut(&m.Nodes[chosen], c.found[chosen].recut, c.found[chosen].want, p)
+	n := &m.Nodes[chosen]
+	h := m.hardware[n.Name]
+	before := h.open()
+	out := m.carryOut(n, c.found[chosen].recut, c.found[chosen].want, p)
 	m.judged(&out, of)
-	m.begins(&out, &m.Nodes[chosen])
+	m.begins(&out, n)
+	if h.planned.sure == nil && !m.comes(&out, n) {
+		h.planned.sure = before
+	}
 	return out, true
 }
 

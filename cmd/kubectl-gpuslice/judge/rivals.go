@@ -29,7 +29,7 @@ func (m *moves) addRivals(ctx context.Context, pending []*corev1.Pod, out []Move
 	defer cancel()
 	all := m.contendersOf(ctx, pending, out)
 	for i := range out {
-		if out[i].Node == "" {
+		if out[i].Node == "" || !all.gets(&out[i]) {
 			continue
 		}
 		switch names := all.rivals(out[i].Pod); {
@@ -168,12 +168,15 @@ func (m *moves) portions(ctx context.Context, p *corev1.Pod, n *corev1.Node) (ou
 	return out
 }
 
+// gets reports whether the pod is to have what it requests once all moves are carried out that can be.
+func (c *contenders) gets(move *Move) bool {
+	is := c.of[move.Pod]
+	return is != nil && !slices.ContainsFunc(is.on[move.Node], func(p portion) bool { return c.devices(move.Node, p) < p.count })
+}
+
 // rivals are the pods that may run in the place of the pod; none if it is certain to run.
 func (c *contenders) rivals(pod string) (out []string) {
 	is := c.of[pod]
-	if is == nil {
-		return nil
-	}
 	if !is.judged {
 		is.judged = true
 		requests := 0
@@ -245,28 +248,34 @@ func (c *contender) takes(nodeName string, request portion) (n int) {
 	return n
 }
 
-// devices are those of the node for a request once all moves are carried out, but for what pods have that run now and stay.
+// devices are those of the node for a request once all moves are carried out that can be. Pods that run now and stay have others.
 func (c *contenders) devices(nodeName string, request portion) (n int) {
 	h := c.hardware[nodeName]
 	if h.dynamic || request.kinds == nil { // cut for the pods that come
 		return request.count
 	}
+	open := h.planned.sure
+	if open == nil {
+		open = h.open()
+	}
 	for _, kind := range request.kinds {
-		if h.unknown == "" {
-			n += h.open(kind)
+		replicas := max(1, h.replicas[kind])
+		if h.unknown == "" && replicas == 1 {
+			n += open[kind]
 			continue
 		}
 		n += c.given[nodeName][kind]
 		for _, name := range resourcesOf(kind) {
 			free := c.room.free[nodeName][name]
-			n += int(max(0, free.Value()))
+			n += int(max(0, free.Value())) / replicas
 		}
 	}
 	return n
 }
 
-// open are the devices of the kind that pods have by moves, or none has.
-func (h *hardware) open(kind string) (n int) {
+// open are the devices that pods have by moves, or none has, by their kind.
+func (h *hardware) open() demand.Want {
+	out := demand.Want{}
 	isOpen := func(pods []string) bool {
 		return !slices.ContainsFunc(pods, func(p string) bool { return p != demand.Stays })
 	}
@@ -274,15 +283,20 @@ func (h *hardware) open(kind string) (n int) {
 		g := &h.gpus[i]
 		switch {
 		case g.Lost || !isOpen(g.All):
-		case !g.Enabled && kind == demand.Whole:
-			n++
+		case !g.Enabled:
+			out[demand.Whole]++
 		default:
 			for _, part := range g.Instances {
-				if part.Profile == kind && part.Compute == "" && isOpen(g.On[part.Start]) {
-					n++
+				if part.Compute == "" && isOpen(g.On[part.Start]) {
+					out[part.Profile]++
 				}
 			}
 		}
 	}
-	return n
+	return out
+}
+
+// comes reports whether the change comes with those for other pods: its pods would all leave, it may begin, and the node's label can ask for it.
+func (m *moves) comes(move *Move, n *corev1.Node) bool {
+	return !move.Stuck && (move.Verdict != NeedsWindow || !move.Begins.IsZero()) && (m.question.Spells == nil || m.question.Spells(n, move.Request))
 }

@@ -1,6 +1,7 @@
 package judge
 
 import (
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -9,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 
 	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/nvml"
 )
 
 // A pod is certain to run only where the scheduler cannot give all that it could have to others.
@@ -88,6 +90,14 @@ func TestPodsThatMayRunInThePlaceOfAnother(t *testing.T) {
 			},
 			map[string][]string{"team/b": {"team/r"}},
 		},
+		"a change that no label spells comes later": {
+			func(c *pool) []*corev1.Pod {
+				c.node("gpu-1", "3g.40gb@0 3g.40gb@4:team/r")
+				c.node("gpu-2", "1g.10gb@0:team/s")
+				return []*corev1.Pod{asks("a", mig3), asks("b", mig3)}
+			},
+			map[string][]string{"team/a": {"team/b"}},
+		},
 		"a claim that any MIG device is enough for": {
 			func(c *pool) []*corev1.Pod {
 				c.Classes = []resourcev1.DeviceClass{class()}
@@ -103,7 +113,11 @@ func TestPodsThatMayRunInThePlaceOfAnother(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			c := &pool{t: t, status: map[string]*api.Status{}}
 			got := map[string][]string{}
-			for _, m := range c.moves(nil, row.build(c)...) {
+			q := c.question(nil, row.build(c)...)
+			q.Spells = func(n *corev1.Node, _ map[int]nvml.Request) bool {
+				return n.Name != "gpu-2" || !strings.Contains(name, "spells")
+			}
+			for _, m := range Moves(t.Context(), q) {
 				t.Log(line(m), m.Notes)
 				if len(m.Rivals) > 0 {
 					got[m.Pod] = m.Rivals

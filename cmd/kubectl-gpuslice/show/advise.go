@@ -211,6 +211,10 @@ func (a *advice) read(ctx context.Context, client kube.Interface) (*advised, err
 		return nil, err
 	}
 	q := judge.Question{Cluster: c, Pending: append(pending, a.whatIfs(c.Nodes)...), All: lacks == "", Now: a.now, Status: out.statusOf(a.now)}
+	q.Spells = func(n *corev1.Node, requests map[int]nvml.Request) bool {
+		_, _, ok := spelled(n, requests)
+		return ok
+	}
 	if !slices.ContainsFunc(q.Pending, func(p corev1.Pod) bool { return isWhatIf(&p) || a.asks(&p) }) {
 		q.Pending = nil
 	}

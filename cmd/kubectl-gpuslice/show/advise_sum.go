@@ -85,24 +85,12 @@ func (m *adviceFor) command(n *corev1.Node) {
 	if len(m.Request) == 0 || n == nil {
 		return
 	}
-	profile := n.Labels[config.LabelProfile]
-	present := cmp.Or(profile, n.Labels[config.LabelMIGConfig])
-	var missed config.Reason // why the agent has not done what the present name asks for
-	if present != "" {
-		missed = notDone(n)
-	}
-	var name string
-	ok := false
-	if missed == "" {
-		name, ok = catalog.Spell(beside(m.Request, present))
-	}
-	if !ok { // GPUs that the name leaves out stay as they are
-		name, ok = catalog.Spell(m.Request)
-	}
-	if !ok || len(validation.IsDNS1123Subdomain(n.Name)) > 0 {
+	name, missed, ok := spelled(n, m.Request)
+	if !ok {
 		m.Notes = append(slices.Clip(m.Notes), noSpelling)
 		return
 	}
+	profile := n.Labels[config.LabelProfile]
 	m.Config, m.Command = name, fmt.Sprintf("kubectl gpuslice apply %s --mig-config %s", n.Name, name)
 	if profile != "" {
 		m.Command = fmt.Sprintf("kubectl gpuslice apply %s --profile %s", n.Name, name)
@@ -114,6 +102,21 @@ func (m *adviceFor) command(n *corev1.Node) {
 		m.about = append(m.about, fmt.Sprintf("the command replaces what the labels of node %s ask for now: its agent has not carried that out, for reason %s", n.Name, missed))
 	}
 	m.Notes = slices.Concat(m.Notes, m.about)
+}
+
+// spelled is the name by which a label of the node asks for the GPUs. Missed is why its agent has not done what the present name asks for; empty if it has.
+func spelled(n *corev1.Node, requests map[int]nvml.Request) (name string, missed config.Reason, ok bool) {
+	present := cmp.Or(n.Labels[config.LabelProfile], n.Labels[config.LabelMIGConfig])
+	if present != "" {
+		missed = notDone(n)
+	}
+	if missed == "" {
+		name, ok = catalog.Spell(beside(requests, present))
+	}
+	if !ok { // GPUs that the name leaves out stay as they are
+		name, ok = catalog.Spell(requests)
+	}
+	return name, missed, ok && len(validation.IsDNS1123Subdomain(n.Name)) == 0
 }
 
 // notDone is the reason in the report of an agent that has not carried out the node's labels; empty if it has. A new name would carry along what the agent
