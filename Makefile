@@ -8,6 +8,7 @@ SHELL := /bin/bash -euo pipefail
 IMAGE_VERSION := $(or $(VERSION),$(shell sed -n 's|^ *image: gpuslice/gpuslice-agent:||p' deploy/base/daemonset.yaml))
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
 IMAGE   ?= gpuslice/gpuslice-agent
+RELEASE ?= bin/release
 
 # grpcnotrace: with gRPC's tracing, which nothing here uses, the linker keeps every method of every type, a third of a program.
 # GOFLAGS hands it to every go command here; test/repo holds the Dockerfile and test/binaries to the same.
@@ -163,6 +164,26 @@ image: ## the container image, as an OCI archive in bin/image (needs gcc; for th
 	@go run -C test/image . -checkout '$(CURDIR)' -out '$(CURDIR)/bin/image' -name '$(IMAGE)' -version '$(IMAGE_VERSION)' \
 		-revision "$$(git rev-parse HEAD)" -created "$$(git log -1 --format=%ct)"
 
+# An archive of "make image" or "make release" into a registry, with the credentials of docker login; plain HTTP is for loopback alone.
+CRANE = go tool -modfile=test/image/go.mod crane
+HELM  = go tool -modfile=test/helm/go.mod helm
+pushed = layout=$$(mktemp -d); trap 'rm -rf "$$layout"' EXIT; tar -xf '$(1)' -C "$$layout"; $(CRANE) push "$$layout" '$(IMAGE):$(2)'
+named = @[[ '$(IMAGE)' == *[.:]*/* ]] || { echo 'IMAGE=$(IMAGE) names no registry: say IMAGE=registry.example.com/gpuslice/gpuslice-agent' >&2; exit 1; }
+
+.PHONY: push
+push: ## the image of this checkout, into the registry of IMAGE (IMAGE=registry.example.com/gpuslice/gpuslice-agent, after docker login)
+	$(named)
+	@$(MAKE) --no-print-directory image
+	@$(call pushed,bin/image/gpuslice-agent-$(IMAGE_VERSION).tar,$(IMAGE_VERSION))
+
 .PHONY: release
-release: ## all that a release has, into bin/release: image, chart, manifests, plugin, notes, checksums (needs both C compilers)
-	go run ./test/release -version '$(VERSION)' -out bin/release
+release: ## all that a release has, into RELEASE: image, chart, manifests, plugin, notes, checksums (VERSION=v1.2.3 IMAGE=registry…; needs both C compilers)
+	go run ./test/release -version '$(VERSION)' -image '$(IMAGE)' -out '$(RELEASE)' $(RELEASEFLAGS)
+
+# The release is not made again: its manifests name the digest of this image.
+.PHONY: publish
+publish: ## image and chart of the release in RELEASE, into the registries of IMAGE and CHARTS (CHARTS=registry.example.com/gpuslice/charts)
+	$(named)
+	@(cd '$(RELEASE)' && sha256sum --quiet --check checksums.txt)
+	@$(call pushed,$(RELEASE)/gpuslice-agent-$(VERSION).tar,$(VERSION))
+	@$(HELM) push '$(RELEASE)/gpuslice-$(VERSION:v%=%).tgz' 'oci://$(CHARTS)' $(if $(filter 127.0.0.1:% localhost:%,$(CHARTS)),--plain-http)

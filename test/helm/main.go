@@ -15,7 +15,9 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 
 	charts "helm.sh/helm/v4/pkg/chart"
@@ -44,6 +46,8 @@ type request struct {
 	there     string // namespaces that the cluster has, separated by commas; empty for helm template, which asks no cluster
 	apis      string // that the cluster has beside Kubernetes' own, as "group/version/Kind", separated by commas
 	version   string // of a packed chart and of what it installs
+	image     string // that a packed chart installs, without a tag; empty for the chart's own
+	digest    string // of that image
 	out       string // folder of a packed chart
 
 	said io.Writer // what is printed
@@ -97,6 +101,8 @@ func run(out io.Writer, args []string) error {
 	flags.StringVar(&r.there, "there", "", "namespaces of the cluster, which the chart may look up, separated by commas; without any it asks no cluster")
 	flags.StringVar(&r.apis, "apis", "", "what the cluster has beside Kubernetes' own, such as security.openshift.io/v1, separated by commas")
 	flags.StringVar(&r.version, "version", "", "of package: version of the chart and of the agent")
+	flags.StringVar(&r.image, "image", "", "of package: name of the agent's image with its registry, without a tag; empty for the chart's own")
+	flags.StringVar(&r.digest, "digest", "", "of package: digest of that image")
 	flags.StringVar(&r.out, "out", ".", "of package: folder of the result")
 	if len(args) == 0 {
 		return errors.New("say what to do: template, lint, nulls, package or each")
@@ -306,10 +312,33 @@ func (r request) pack() error {
 	if r.version != "" {
 		chart.Metadata.Version, chart.Metadata.AppVersion = strings.TrimPrefix(r.version, "v"), r.version
 	}
+	if r.image != "" {
+		if err := r.pin(chart); err != nil {
+			return err
+		}
+	}
 	file, err := chartutil.Save(chart, r.out)
 	if err != nil {
 		return fmt.Errorf("packing the chart: %w", err)
 	}
 	fmt.Fprintln(r.said, file)
+	return nil
+}
+
+// pin has the chart install the image by its name and digest, and keeps the comments of its values.
+func (r request) pin(chart *v2.Chart) error {
+	for _, f := range chart.Raw {
+		if f.Name != chartutil.ValuesfileName {
+			continue
+		}
+		for key, value := range map[string]string{"repository": r.image, "digest": r.digest} {
+			line := regexp.MustCompile(`(?m)^(  ` + key + `: ).*$`) // image is the first of the values
+			at := line.FindSubmatchIndex(f.Data)
+			if at == nil {
+				return fmt.Errorf("pinning the image: values.yaml has no image.%s", key)
+			}
+			f.Data = slices.Concat(f.Data[:at[3]], []byte(strconv.Quote(value)), f.Data[at[1]:])
+		}
+	}
 	return nil
 }

@@ -5,6 +5,7 @@ import (
 	"archive/zip"
 	"bytes"
 	"compress/gzip"
+	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -78,6 +79,29 @@ func zipped(out *bytes.Buffer, at time.Time) (write func(packedFile) error, end 
 		return err //nolint:wrapcheck // pack says what of
 	}
 	return write, w.Close
+}
+
+// digestIn is the digest that the image of an archive in OCI's image layout has in every registry.
+func digestIn(file string) (string, error) {
+	f, err := os.Open(file)
+	if err != nil {
+		return "", err //nolint:wrapcheck // it names the file
+	}
+	defer f.Close()
+	for r := tar.NewReader(f); ; {
+		header, err := r.Next()
+		if err != nil {
+			return "", fmt.Errorf("looking for index.json in %s: %w", file, err)
+		}
+		if header.Name != "index.json" {
+			continue
+		}
+		var index struct{ Manifests []struct{ Digest string } }
+		if err := json.NewDecoder(r).Decode(&index); err != nil || len(index.Manifests) != 1 {
+			return "", fmt.Errorf("reading index.json in %s: it names %d images, want 1 (%w)", file, len(index.Manifests), err)
+		}
+		return index.Manifests[0].Digest, nil
+	}
 }
 
 // krew writes the manifest that "kubectl krew install" needs to find the plugin:

@@ -30,6 +30,8 @@ type release struct {
 	version   string // with a v in front, as tags have it
 	out       string
 	source    string // where the project is, for links and krew
+	agent     string // name of the agent's image, with the registry that it will be in
+	digest    string // of the agent's image, once that is made
 	platforms []string
 	images    string    // architectures of the image, separated by commas; empty for those that a compiler is here for
 	at        time.Time // of the commit: what is made of it is the same whenever it is made
@@ -43,6 +45,7 @@ func main() {
 	flag.StringVar(&r.version, "version", "", "version, like v1.2.3")
 	flag.StringVar(&r.out, "out", "bin/release", "folder of the results, which must be empty or not there")
 	flag.StringVar(&r.source, "source", "https://github.com/gpuslice/gpuslice", "address of the project")
+	flag.StringVar(&r.agent, "image", shippedImage, "name of the agent's image in the registry that it will be pushed to, without a tag")
 	flag.StringVar(&platforms, "platforms", "linux/amd64,linux/arm64,darwin/amd64,darwin/arm64,windows/amd64", "systems of kubectl's plugin")
 	flag.StringVar(&r.images, "images", "amd64,arm64", "architectures of the image")
 	flag.Parse()
@@ -63,9 +66,6 @@ func (r *release) make(ctx context.Context) error {
 	if entries, err := os.ReadDir(r.out); err == nil && len(entries) > 0 {
 		return fmt.Errorf("-out %s: it has files already: remove them, so that no old one is taken for one of this release", r.out)
 	}
-	if err := os.MkdirAll(r.out, 0o755); err != nil {
-		return fmt.Errorf("making the folder of the results: %w", err)
-	}
 	seconds, err := output(ctx, nil, "git", "log", "-1", "--format=%ct")
 	if err != nil {
 		return err
@@ -75,6 +75,30 @@ func (r *release) make(ctx context.Context) error {
 		return fmt.Errorf("reading the time of the commit: %w", err)
 	}
 	r.at = time.Unix(unix, 0).UTC()
+	return r.whole(ctx)
+}
+
+// whole makes the parts where no one takes them for a release, and gives them the name of the folder when they are all there.
+func (r *release) whole(ctx context.Context) error {
+	to := filepath.Clean(r.out)
+	if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
+		return fmt.Errorf("making the folder of the results: %w", err)
+	}
+	var err error
+	if r.out, err = os.MkdirTemp(filepath.Dir(to), filepath.Base(to)+"-unfinished-"); err != nil {
+		return fmt.Errorf("making the folder of the results: %w", err)
+	}
+	defer os.RemoveAll(r.out)
+	if err := r.parts(ctx); err != nil {
+		return err
+	}
+	if err := os.Chmod(r.out, 0o755); err != nil {
+		return fmt.Errorf("opening the folder of the results: %w", err)
+	}
+	return os.Rename(r.out, to) //nolint:wrapcheck // it names both
+}
+
+func (r *release) parts(ctx context.Context) error {
 	for _, part := range []struct {
 		name string
 		make func(context.Context) error
@@ -98,9 +122,13 @@ func (r *release) image(ctx context.Context) error {
 	if err != nil {
 		return err //nolint:wrapcheck // it says what was built
 	}
-	says, err := output(ctx, nil, filepath.Join(tool, "image"), "-out", r.out, "-version", r.version, "-revision", commit,
+	says, err := output(ctx, nil, filepath.Join(tool, "image"), "-out", r.out, "-name", r.agent, "-version", r.version, "-revision", commit,
 		"-created", strconv.FormatInt(r.at.Unix(), 10), "-platforms", r.images)
+	if err != nil {
+		return err
+	}
 	fmt.Println(says)
+	r.digest, err = digestIn(filepath.Join(r.out, "gpuslice-agent-"+r.version+".tar"))
 	return err
 }
 
@@ -109,14 +137,16 @@ func (r *release) chart(ctx context.Context) error {
 	if err != nil {
 		return err //nolint:wrapcheck // it says what was built
 	}
-	_, err = output(ctx, nil, filepath.Join(tool, "helm"), "package", "-chart", "deploy/chart", "-version", r.version, "-out", r.out)
+	_, err = output(ctx, nil, filepath.Join(tool, "helm"), "package", "-chart", "deploy/chart", "-version", r.version, "-image", r.agent, "-digest", r.digest, "-out", r.out)
 	return err
 }
 
 // shippedImage is what the manifests of the repository name.
-var shippedImage = regexp.MustCompile(`(gpuslice/gpuslice-agent):v[0-9.]+`)
+const shippedImage = "gpuslice/gpuslice-agent"
 
-// manifests writes one file for each way of installing that needs no choice.
+var imageLine = regexp.MustCompile(`(?m)(image: )` + shippedImage + `:v[0-9.]+$`)
+
+// manifests writes one file for each way of installing that needs no choice. They name the image by its digest: a tag may be given another image.
 func (r *release) manifests(ctx context.Context) error {
 	kube, err := binaries.Builder{Log: os.Stderr}.Kube(ctx)
 	if err != nil {
@@ -131,10 +161,10 @@ func (r *release) manifests(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		if !shippedImage.MatchString(text) {
+		if !imageLine.MatchString(text) {
 			return fmt.Errorf("%s names no image of the agent", folder)
 		}
-		text = shippedImage.ReplaceAllString(text, "${1}:"+r.version)
+		text = imageLine.ReplaceAllString(text, "${1}"+r.agent+":"+r.version+"@"+r.digest)
 		if err := os.WriteFile(filepath.Join(r.out, name), []byte(text+"\n"), 0o644); err != nil {
 			return fmt.Errorf("writing %s: %w", name, err)
 		}

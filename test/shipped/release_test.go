@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"strings"
 	"testing"
@@ -33,9 +34,11 @@ func releases(t *testing.T, args ...string) (string, error) {
 }
 
 func TestARelease(t *testing.T) {
-	out := filepath.Join(t.TempDir(), "release")
+	atFullLength(t, "a release")
+	crane := pinned(t, "image", "crane")
+	out, at := filepath.Join(t.TempDir(), "release"), registry(t, crane)
 	platform := runtime.GOOS + "/" + runtime.GOARCH
-	if said, err := releases(t, "-version", "v9.8.7", "-out", out, "-platforms", platform, "-images", runtime.GOARCH); err != nil {
+	if said, err := releases(t, "-version", "v9.8.7", "-out", out, "-image", at+"/gpuslice/gpuslice-agent", "-platforms", platform, "-images", runtime.GOARCH); err != nil {
 		t.Fatalf("%v\n%s", err, said)
 	}
 	has := map[string][]byte{}
@@ -58,18 +61,25 @@ func TestARelease(t *testing.T) {
 			t.Errorf("%s has %d bytes; checksums.txt says\n%s", name, len(has[name]), has["checksums.txt"])
 		}
 	}
-	if len(has) != 11 {
+	if len(has) != 12 {
 		t.Errorf("there are %d files: %v", len(has), entries)
 	}
-	objects(t, string(has["install.yaml"]))
-	if text := string(has["install.yaml"]); !strings.Contains(text, "image: gpuslice/gpuslice-agent:v9.8.7\n") {
-		t.Error("install.yaml names another image")
+	for name := range places {
+		objects(t, string(has[name]))
+		if !regexp.MustCompile(`image: ` + at + `/gpuslice/gpuslice-agent:v9\.8\.7@sha256:[0-9a-f]{64}\n`).Match(has[name]) {
+			t.Errorf("%s names another image, or no digest", name)
+		}
 	}
-	if chart := untarred(t, has["gpuslice-9.8.7.tgz"])["gpuslice/Chart.yaml"]; !strings.Contains(chart, "version: 9.8.7") || !strings.Contains(chart, "appVersion: v9.8.7") {
-		t.Errorf("the chart says %s", chart)
+	chart := untarred(t, has["gpuslice-9.8.7.tgz"])
+	if says := chart["gpuslice/Chart.yaml"]; !strings.Contains(says, "version: 9.8.7") || !strings.Contains(says, "appVersion: v9.8.7") {
+		t.Errorf("the chart says %s", says)
+	}
+	if says := chart["gpuslice/values.yaml"]; !strings.Contains(says, `  repository: "`+at+`/gpuslice/gpuslice-agent"`) || !strings.Contains(says, `  digest: "sha256:`) {
+		t.Errorf("the chart's values are %s", says)
 	}
 	holdsThePlugin(t, has, plugin)
 	krewTakes(t, out, plugin)
+	isPublished(t, crane, out, at)
 }
 
 // holdsThePlugin checks krew's manifest against the archive, and runs what is in it.
