@@ -22,6 +22,8 @@ const (
 	serverCert  = "kube-apiserver.crt"
 	serverKey   = "kube-apiserver.key"
 	accountKey  = "service-accounts.key"
+	kubeletCert = "kube-apiserver-kubelet-client.crt"
+	kubeletKey  = "kube-apiserver-kubelet-client.key"
 	auditPolicy = "audit-policy.yaml"
 	auditLog    = "audit.log"
 )
@@ -107,6 +109,9 @@ func (c *Cluster) apiServer(etcdPort int) component {
 		"--client-ca-file=" + c.file(caCert),
 		"--tls-cert-file=" + c.file(serverCert),
 		"--tls-private-key-file=" + c.file(serverKey),
+		"--kubelet-client-certificate=" + c.file(kubeletCert),
+		"--kubelet-client-key=" + c.file(kubeletKey),
+		"--kubelet-preferred-address-types=InternalIP", // no one resolves the nodes' names
 		"--service-account-issuer=https://kubernetes.default.svc",
 		"--service-account-key-file=" + c.file(accountKey),
 		"--service-account-signing-key-file=" + c.file(accountKey),
@@ -163,6 +168,10 @@ func (c *Cluster) writeCertificates() error {
 	if err != nil {
 		return err
 	}
+	kubelets, err := c.authority.issue(userSubject("kube-apiserver-kubelet-client", []string{"system:masters"}))
+	if err != nil {
+		return err
+	}
 	accounts, err := newKey()
 	if err != nil {
 		return err
@@ -172,6 +181,8 @@ func (c *Cluster) writeCertificates() error {
 		caKey:       c.authority.key,
 		serverCert:  server.cert,
 		serverKey:   server.key,
+		kubeletCert: kubelets.cert,
+		kubeletKey:  kubelets.key,
 		accountKey:  accounts.pem,
 		auditPolicy: []byte(policy),
 	} {

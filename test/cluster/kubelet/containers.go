@@ -2,6 +2,7 @@ package kubelet
 
 import (
 	"context"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -55,8 +56,9 @@ func containersOf(pod *corev1.Pod, images map[string]Image, survived bool) []*co
 
 // imageOf is the program that runs for the container; nil if it is only reported as running.
 func imageOf(images map[string]Image, spec corev1.Container) *Image {
-	for n := len(spec.Command); n >= 0; n-- {
-		if image, known := images[strings.Join(append([]string{spec.Image}, spec.Command[:n]...), " ")]; known {
+	words := slices.Concat([]string{spec.Image}, spec.Command, spec.Args)
+	for n := len(words); n > 0; n-- {
+		if image, known := images[strings.Join(words[:n], " ")]; known {
 			return &image
 		}
 	}

@@ -48,7 +48,7 @@ type Options struct {
 	BootID string            // a change of it from one Start to the next is a reboot: no container survived
 
 	// Images are the containers that run as processes, by the image that pods name. An image with several programs has an
-	// entry for each beside its own: "image command[0]", or with more of the command. The longest that fits counts.
+	// entry for each beside its own: "image command[0]", or with more of the command and the arguments. The longest that fits counts.
 	Images        map[string]Image
 	HostPaths     map[string]string // directory of the machine by the path prefix that hostPath volumes name; others are below Dir/root
 	SandboxBinary string            // cmd/sandbox, built; needed where Images are
@@ -77,8 +77,10 @@ type Image struct {
 	Env    []string        `json:"env,omitempty"`    // "KEY=value", as an image sets it; the pod's own comes after
 	Mounts []sandbox.Mount `json:"mounts,omitempty"` // what the image or its runtime brings, besides the pod's volumes
 	Over   []sandbox.Mount `json:"over,omitempty"`   // the same, over the pod's volumes
-	// Exec has the programs that exec probes of its containers run, by the path that the probes name.
+	// Exec has the programs that exec probes of its containers run, by the path that the probes name, and kubectl exec by that or its last element.
 	Exec map[string]Program `json:"exec,omitempty"`
+	// Ports are those of this machine where its program serves, by those that a pod has: nodes of one machine share them.
+	Ports map[int32]int32 `json:"ports,omitempty"`
 }
 
 // Program is one beside an image's own.
@@ -96,6 +98,7 @@ type Kubelet struct {
 	drivers *driverTable
 	node    *nodeReporter
 	pods    *podWatch
+	server  *server
 
 	stop    context.CancelFunc
 	stopped chan struct{} // closed when all is over
@@ -122,6 +125,9 @@ func Start(ctx context.Context, o Options) (*Kubelet, error) {
 	k.claims, k.drivers = newClaimTable(o.Dir), newDriverTable(k)
 	k.node = newNodeReporter(k)
 	k.pods = newPodWatch(k)
+	if k.server, err = k.startServer(run); err != nil {
+		return nil, errors.Join(err, k.abandon())
+	}
 	if err := errors.Join(k.claims.restore(), k.startServices(run)); err != nil {
 		return nil, errors.Join(err, k.abandon())
 	}
@@ -137,7 +143,7 @@ func Start(ctx context.Context, o Options) (*Kubelet, error) {
 		<-run.Done()
 		k.pods.stop()
 		<-reporting
-		if err := k.stopServices(); err != nil {
+		if err := errors.Join(k.server.stop(), k.stopServices()); err != nil {
 			o.Log.Warn("services did not stop cleanly", zap.Error(err))
 		}
 		close(k.stopped)
@@ -203,7 +209,7 @@ func (k *Kubelet) stopServices() error {
 func (k *Kubelet) abandon() error {
 	k.stop()
 	k.pods.stop()
-	return k.stopServices()
+	return errors.Join(k.server.stop(), k.stopServices())
 }
 
 func (o *Options) complete() error {

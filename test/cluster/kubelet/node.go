@@ -174,6 +174,7 @@ func (n *nodeReporter) fill(s *corev1.NodeStatus) (forgotten []string) {
 		{Type: corev1.NodeInternalIP, Address: nodeAddress},
 		{Type: corev1.NodeHostName, Address: n.k.Node},
 	}
+	s.DaemonEndpoints.KubeletEndpoint.Port = n.k.server.port
 	s.NodeInfo = corev1.NodeSystemInfo{
 		MachineID: "machine-of-" + n.k.Node, SystemUUID: "machine-of-" + n.k.Node, BootID: n.k.BootID,
 		KernelVersion: "simulated", OSImage: "simulated", ContainerRuntimeVersion: "standin://1.0.0",

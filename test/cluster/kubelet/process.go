@@ -154,14 +154,18 @@ func (w *worker) mounts(c *container) ([]sandbox.Mount, error) {
 	return append(all, c.image.Over...), nil
 }
 
-func (w *worker) openLog(c *container) (*os.File, error) {
+// logPath is the file that all runs of a container write into.
+func (w *worker) logPath(c *container) string {
 	pod := w.latest()
-	dir := filepath.Join(w.k.Dir, "logs")
-	if err := os.MkdirAll(dir, 0o755); err != nil {
+	return filepath.Join(w.k.Dir, "logs", fmt.Sprintf("%s_%s_%s.log", pod.Namespace, pod.Name, c.spec.Name))
+}
+
+func (w *worker) openLog(c *container) (*os.File, error) {
+	file := w.logPath(c)
+	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
 		return nil, fmt.Errorf("making the directory of logs: %w", err)
 	}
-	name := fmt.Sprintf("%s_%s_%s.log", pod.Namespace, pod.Name, c.spec.Name)
-	f, err := os.OpenFile(filepath.Join(dir, name), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+	f, err := os.OpenFile(file, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
 	if err != nil {
 		return nil, fmt.Errorf("opening the log of %s: %w", c.spec.Name, err)
 	}
