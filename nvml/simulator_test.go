@@ -36,18 +36,8 @@ func observe(t *testing.T, d nvml.Driver) nvml.GPU {
 	return gpus[0]
 }
 
-func modelsWithMIG() []string {
-	var out []string
-	for _, m := range gpusim.Models() {
-		if m != "T4" {
-			out = append(out, m)
-		}
-	}
-	return out
-}
-
 func TestAsManyAsTheHardwareSaysFitOfEachProfile(t *testing.T) {
-	for _, model := range modelsWithMIG() {
+	for _, model := range gpusim.ModelsWithMIG() {
 		t.Run(model, func(t *testing.T) {
 			d, _ := driverOf(t, model)
 			g := observe(t, d)
@@ -63,7 +53,7 @@ func TestAsManyAsTheHardwareSaysFitOfEachProfile(t *testing.T) {
 // Each solution is carried out on simulated GPUs, which refuse what hardware refuses, and the next request finds what it left.
 func TestSolutionsCanBeCarriedOutOnEveryModel(t *testing.T) {
 	r := rand.New(rand.NewPCG(7, 8))
-	for _, model := range modelsWithMIG() {
+	for _, model := range gpusim.ModelsWithMIG() {
 		t.Run(model, func(t *testing.T) {
 			d, n := driverOf(t, model)
 			done, kept, changed := 0, 0, 0

@@ -68,13 +68,3 @@ func closeNode(t *testing.T, n *gpusim.Node) {
 		t.Error(err)
 	}
 }
-
-func modelsWithMIG() []string {
-	var out []string
-	for _, m := range gpusim.Models() {
-		if m != "T4" {
-			out = append(out, m)
-		}
-	}
-	return out
-}

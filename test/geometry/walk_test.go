@@ -22,7 +22,7 @@ import (
 
 // Random requests, one after the other, each on what the one before left and with random processes on it.
 func TestRandomWalk(t *testing.T) {
-	for _, model := range modelsWithMIG() {
+	for _, model := range gpusim.ModelsWithMIG() {
 		t.Run(model, func(t *testing.T) {
 			t.Parallel()
 			h := newHost(t, t.TempDir(), model, perHost)
@@ -35,7 +35,7 @@ func TestRandomWalk(t *testing.T) {
 // the same, nvml/lib has tests for.
 func TestRandomWalkThroughTheLibrary(t *testing.T) {
 	const share = 10 // of the requests
-	for _, model := range modelsWithMIG() {
+	for _, model := range gpusim.ModelsWithMIG() {
 		t.Run(model, func(t *testing.T) {
 			if gpusimtest.Apart(t, "-test.v") { // for the figures
 				return

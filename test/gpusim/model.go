@@ -11,6 +11,7 @@ import (
 const (
 	turing    = 6
 	ampere    = 7
+	ada       = 8
 	hopper    = 9
 	blackwell = 10
 )
@@ -97,6 +98,11 @@ func (m *model) slotCount() int { return m.Slices }
 // Models are the names that a Spec may use.
 func Models() []string { return slices.Sorted(maps.Keys(models)) }
 
+// ModelsWithMIG are those that can be cut.
+func ModelsWithMIG() []string {
+	return slices.DeleteFunc(Models(), func(name string) bool { return models[name].Slices == 0 })
+}
+
 // Like returns the model with the most profiles of a real GPU, and of its generation where there are several, and whether it has all of them.
 func Like(g nvml.GPU) (name string, all bool) {
 	best := -1
@@ -110,9 +116,12 @@ func Like(g nvml.GPU) (name string, all bool) {
 		}
 		if m.Compute[0] == g.ComputeCapability.Major {
 			generation = 1
+			if m.Compute[1] == g.ComputeCapability.Minor {
+				generation = 2
+			}
 		}
-		if score := 2*shared + generation; score > best {
-			best, name, all = score, candidate, shared == len(g.Profiles) && generation == 1
+		if score := 3*shared + generation; score > best {
+			best, name, all = score, candidate, shared == len(g.Profiles) && generation > 0
 		}
 	}
 	return name, all
@@ -249,7 +258,11 @@ var models = map[string]*model{
 			{kind2AllMedia, 64, "2g.48gb+me.all", 2, 1, 94, 48512, engines(2, 4, 4, 4, 1), 6, []int{0, 6}},
 		},
 	},
-	// A GPU that cannot be cut, for mixed nodes.
+	// GPUs that cannot be cut, for mixed nodes.
+	"L4": {
+		Name: "NVIDIA L4", Arch: ada, Compute: [2]int{8, 9}, DeviceID: 0x27b810de, SubsystemID: 0x16ee10de,
+		Brand: 14, Class: 0x030200, Memory: 23034 << 20, CUDACores: 7424, EventTypes: measuredEvents,
+	},
 	"T4": {
 		Name: "Tesla T4", Arch: turing, Compute: [2]int{7, 5}, DeviceID: 0x1eb810de, SubsystemID: 0x12a210de,
 		Brand: 2, Class: 0x030200, Memory: 15360 << 20, CUDACores: 2560, EventTypes: measuredEvents,

@@ -32,7 +32,7 @@ func TestGeneratedConfigsAskTheSameAsTheIncumbents(t *testing.T) {
 	var every []string
 	for _, model := range gpusim.Models() {
 		every = append(every, "{model: "+model+"}")
-		if model != "T4" {
+		if slices.Contains(gpusim.ModelsWithMIG(), model) {
 			nodes[model] = "[{model: " + model + ", count: 2}]"
 			nodes[model+" with MIG on"] = "[{model: " + model + ", mig: true}, {model: " + model + "}]"
 		}
