@@ -18,6 +18,7 @@ import (
 	"github.com/gpuslice/gpuslice/config/sanitize"
 	"github.com/gpuslice/gpuslice/nvml"
 	"github.com/gpuslice/gpuslice/test/binaries"
+	"github.com/gpuslice/gpuslice/test/bundle"
 	"github.com/gpuslice/gpuslice/test/gpusim"
 	"github.com/gpuslice/gpuslice/test/gpusim/pods"
 	"github.com/gpuslice/gpuslice/test/hardware/cut"
@@ -39,7 +40,7 @@ func TestTheBundleRunsOnSimulatedGPUs(t *testing.T) {
 	}
 	archive, into := io.Pipe()
 	go func() {
-		_, err := filled.archive(into)
+		_, err := bundle.Archive(string(filled), archiveName, into)
 		_ = into.CloseWithError(err) // which the reader gets
 	}()
 	dir := t.TempDir()

@@ -55,7 +55,7 @@ func command() *cobra.Command {
 	c.Flags().StringSliceVar(&o.confirm, "confirm", nil, "with --cut: the UUIDs of the GPUs that are cut")
 	c.Flags().BoolVar(&o.restore, "restore", false, "only bring back what a run with --cut has left when it was killed")
 	c.Flags().StringVar(&o.profile, "profile", "gpuslice-latency.yaml", "with --cut: the file for the simulator")
-	c.AddCommand(bundle(), work())
+	c.AddCommand(bundling(), work())
 	return c
 }
 

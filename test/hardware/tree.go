@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 
 	"github.com/gpuslice/gpuslice/test/binaries"
+	"github.com/gpuslice/gpuslice/test/bundle"
 )
 
 //go:embed run.sh
@@ -78,14 +79,8 @@ func (t tree) fill(ctx context.Context, b binaries.Builder, self func(context.Co
 	for _, file := range append([]string{draManifest}, manifests...) {
 		links[t.manifest(file)] = filepath.Join(root, file)
 	}
-	for at, file := range links {
-		err := os.MkdirAll(filepath.Dir(at), 0o755)
-		if err == nil {
-			err = os.Symlink(file, at)
-		}
-		if err != nil {
-			return fmt.Errorf("putting the programs together: %w", err)
-		}
+	if err := bundle.Link("/", links); err != nil {
+		return err
 	}
 	if err := os.WriteFile(filepath.Join(string(t), "run.sh"), script, 0o755); err != nil {
 		return fmt.Errorf("putting the programs together: %w", err)

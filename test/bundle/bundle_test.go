@@ -1,4 +1,4 @@
-package main
+package bundle
 
 import (
 	"context"
@@ -11,11 +11,16 @@ import (
 	"testing"
 )
 
-// oneProgram is a tree with one program.
-func oneProgram(t *testing.T) tree {
+const (
+	script    = "#!/bin/sh\nexec true with a line that is longer than a hundred bytes, so that no archive of it has less than these\n"
+	mostBytes = 1 << 20
+)
+
+// oneProgram is a directory with one program.
+func oneProgram(t *testing.T) string {
 	t.Helper()
-	dir := tree(t.TempDir())
-	if err := os.WriteFile(filepath.Join(string(dir), "run.sh"), script, 0o755); err != nil {
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "run.sh"), []byte(script), 0o755); err != nil {
 		t.Fatal(err)
 	}
 	return dir
@@ -57,7 +62,7 @@ func TestAnArchiveThatIsNotWholeLeavesTheFormerOneAndNothingElse(t *testing.T) {
 			}
 			ctx, stop := signal.NotifyContext(t.Context(), syscall.SIGTERM) // as program.Main has it
 			defer stop()
-			_, _, err := archiver{[]string{"sh", "-c", c.by}, c.most}.write(ctx, oneProgram(t), to)
+			_, _, err := archiver{[]string{"sh", "-c", c.by}, "bundle", c.most}.write(ctx, oneProgram(t), to)
 			if err == nil || !strings.Contains(err.Error(), c.want) {
 				t.Errorf("error %v, want %q", err, c.want)
 			}
@@ -71,24 +76,24 @@ func TestAnArchiveThatIsNotWholeLeavesTheFormerOneAndNothingElse(t *testing.T) {
 func TestAnArchiveGetsItsNameWhenItIsWhole(t *testing.T) {
 	dir := t.TempDir()
 	to := filepath.Join(dir, "bundle.tar")
-	packed, unpacked, err := archiver{[]string{"sh", "-c", `test ! -e "$0" && cat`, to}, mostBytes}.write(t.Context(), oneProgram(t), to)
+	packed, unpacked, err := archiver{[]string{"sh", "-c", `test ! -e "$0" && cat`, to}, "bundle", mostBytes}.write(t.Context(), oneProgram(t), to)
 	if err != nil {
 		t.Fatal(err)
 	}
 	got := content(t, dir)
-	if len(got) != 1 || int64(len(got["bundle.tar"])) != packed || unpacked != int64(len(script)) || !strings.Contains(got["bundle.tar"], string(script)) {
+	if len(got) != 1 || int64(len(got["bundle.tar"])) != packed || unpacked != int64(len(script)) || !strings.Contains(got["bundle.tar"], script) {
 		t.Errorf("of %d bytes %d were written, and the folder has %q", unpacked, packed, got)
 	}
 	info, err := os.Stat(to)
 	if err != nil || info.Mode().Perm()&0o044 == 0 {
 		t.Errorf("others cannot read it: %v, %v", info.Mode(), err)
 	}
-	if _, _, err := (archiver{[]string{"cat"}, mostBytes}).write(t.Context(), oneProgram(t), filepath.Join(dir, "none", "x")); !errors.Is(err, os.ErrNotExist) {
+	if _, _, err := (archiver{[]string{"cat"}, "bundle", mostBytes}).write(t.Context(), oneProgram(t), filepath.Join(dir, "none", "x")); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("into a folder that is not there: %v", err)
 	}
 	ended, end := context.WithCancel(t.Context())
 	end()
-	if _, _, err := (archiver{[]string{"cat"}, mostBytes}).write(ended, oneProgram(t), to); !errors.Is(err, context.Canceled) {
+	if _, _, err := (archiver{[]string{"cat"}, "bundle", mostBytes}).write(ended, oneProgram(t), to); !errors.Is(err, context.Canceled) {
 		t.Errorf("when it has been ended: %v", err)
 	}
 }
