@@ -21,9 +21,9 @@ func (n *Node) KillAgent() (int, error) { return n.signalAgent(syscall.SIGKILL) 
 func (n *Node) StopAgent() (int, error) { return n.signalAgent(syscall.SIGSTOP) }
 
 func (n *Node) signalAgent(signal syscall.Signal) (int, error) {
-	pid, err := n.agentPID()
+	pid, err := AgentPID(n.Parts.Agent, n.GPUs.Dir())
 	if err != nil {
-		return 0, err
+		return 0, fmt.Errorf("node %s: %w", n.Name, err)
 	}
 	if err := syscall.Kill(pid, signal); err != nil {
 		return 0, fmt.Errorf("sending %s to the agent of node %s: %w", signal, n.Name, err)
@@ -31,15 +31,15 @@ func (n *Node) signalAgent(signal syscall.Signal) (int, error) {
 	return pid, nil
 }
 
-// agentPID finds the agent by its program and by the GPUs that it was given.
-func (n *Node) agentPID() (int, error) {
+// AgentPID finds an agent by its program and by the directory of the GPUs that it was given.
+func AgentPID(program, gpus string) (int, error) {
 	dirs, err := filepath.Glob("/proc/[0-9]*")
 	if err != nil {
 		return 0, err
 	}
 	for _, dir := range dirs {
 		exe, err := os.Readlink(filepath.Join(dir, "exe"))
-		if err != nil || exe != n.Parts.Agent {
+		if err != nil || exe != program {
 			continue
 		}
 		environ, err := os.ReadFile(filepath.Join(dir, "environ"))
@@ -50,9 +50,9 @@ func (n *Node) agentPID() (int, error) {
 		if err != nil || !bytes.Contains(cmdline, []byte("\x00run\x00")) { // a probe has the same program
 			continue
 		}
-		if slices.ContainsFunc(bytes.Split(environ, []byte{0}), func(v []byte) bool { return slices.Contains(n.env, string(v)) }) {
+		if slices.ContainsFunc(bytes.Split(environ, []byte{0}), func(v []byte) bool { return string(v) == "GPUSIM_NODE="+gpus }) {
 			return strconv.Atoi(filepath.Base(dir))
 		}
 	}
-	return 0, fmt.Errorf("node %s: %w", n.Name, errNoAgent)
+	return 0, errNoAgent
 }

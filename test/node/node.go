@@ -6,6 +6,9 @@ package node
 import (
 	"context"
 	"fmt"
+	"hash/fnv"
+	"math/rand/v2"
+	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -132,12 +135,16 @@ type Node struct {
 	kubelet  kubelet.Options
 	features *Features
 
-	kernelLog *kernelLog
+	kernelLog   *kernelLog
+	metricsPort int32 // of the agent, on this machine
 }
 
 // Start brings up the node and joins it to the cluster. Its device plugin and agent come as DaemonSets, as on any node.
 func Start(ctx context.Context, c *cluster.Cluster, o Options) (*Node, error) {
 	sim := filepath.Join(o.Dir, "gpus")
+	if o.GPUs.Seed == 0 {
+		o.GPUs.Seed = seedOf(o.Name)
+	}
 	gpus, err := gpusim.Create(sim, o.GPUs)
 	if err != nil {
 		return nil, fmt.Errorf("making the GPUs of node %s: %w", o.Name, err)
@@ -161,6 +168,9 @@ func Start(ctx context.Context, c *cluster.Cluster, o Options) (*Node, error) {
 	if err := os.MkdirAll(filepath.Join(n.DriverRoot(), "run"), 0o755); err != nil {
 		return nil, fmt.Errorf("making the host of node %s: %w", o.Name, err)
 	}
+	if n.metricsPort, err = freePort(ctx); err != nil {
+		return nil, fmt.Errorf("looking for a port for the metrics of node %s: %w", o.Name, err)
+	}
 	if n.client, err = kubernetes.NewForConfig(c.Config()); err != nil {
 		return nil, fmt.Errorf("connecting to the cluster: %w", err)
 	}
@@ -183,6 +193,29 @@ func Start(ctx context.Context, c *cluster.Cluster, o Options) (*Node, error) {
 	}
 	n.features = FollowFeatures(ctx, n.client, n.Name, n.FeatureDir(), o.Log.Named("features"))
 	return n, nil
+}
+
+// seedOf gives the GPUs of each node UUIDs of their own.
+func seedOf(name string) int64 {
+	h := fnv.New32a()
+	_, _ = h.Write([]byte(name)) // a hash takes everything
+	return int64(h.Sum32())
+}
+
+// agentPort is where the manifests have the agent serve its metrics.
+const agentPort = 9400
+
+// freePort finds a port below those that Linux gives to connections, so that an agent that starts again finds it free.
+func freePort(ctx context.Context) (port int32, err error) {
+	const first, last, tries = 20000, 32767, 100
+	for range tries {
+		port = first + rand.Int32N(last-first+1)
+		var free net.Listener
+		if free, err = (&net.ListenConfig{}).Listen(ctx, "tcp", fmt.Sprintf("127.0.0.1:%d", port)); err == nil {
+			return port, free.Close()
+		}
+	}
+	return 0, err
 }
 
 // Reboot ends everything that runs on the node and brings it up again. A test that has started another program next to it,
@@ -218,24 +251,29 @@ func (n *Node) kubeletOptions(o Options, credentials *rest.Config) kubelet.Optio
 		}
 	}
 	// Probes find the agent by the name of its lock, in the network of its pod. Here all nodes have the same network.
-	lock := "--lock=/run/host/gpuslice/" + o.Name + ".lock"
+	host := []string{"--proc=" + n.ProcRoot(), "--pci-devices=" + n.PCIDevices(), "--kernel-log=" + n.KernelLog(), "--lock=/run/host/gpuslice/" + o.Name + ".lock"}
+	agent := kubelet.Image{
+		Path: o.Parts.Agent, Args: host, Env: n.env, Mounts: drivers,
+		Exec: map[string]kubelet.Program{"/usr/bin/gpuslice-agent": {Path: o.Parts.Agent, Args: host}},
+	}
+	running := agent
+	running.Args = append(slices.Clone(host), fmt.Sprintf("--metrics-address=127.0.0.1:%d", n.metricsPort))
+	running.Ports = map[int32]int32{agentPort: n.metricsPort}
 	return kubelet.Options{
 		Node: o.Name, Dir: filepath.Join(o.Dir, "kubelet"), Config: credentials, Labels: o.Labels, Log: o.Log,
 		SandboxBinary: o.Parts.Sandbox, Clock: o.Clock,
 		StatusPeriod: 10 * time.Second, ReportAtOnce: true, ListDelay: time.Second,
 		HostPaths: map[string]string{"/": n.DriverRoot(), "/dev": "/dev", "/sys": filepath.Join(n.host(), "sys")},
 		Images: map[string]kubelet.Image{
-			DevicePluginImage: nvidia("nvidia-device-plugin"),
-			discovery:         nvidia("gpu-feature-discovery"),
-			configManager:     {Path: filepath.Join(o.Parts.DevicePlugin, "config-manager")},
-			mpsDaemon:         nvidia("mps-control-daemon"),
-			mountShm:          {Path: "/bin/true"}, // a folder of the node's own needs no tmpfs
-			shell:             {Path: "/bin/sh"},
-			DCGMImage:         {Path: o.Parts.GPUSim, Args: []string{"monitor"}, Env: n.env},
-			AgentImage: {
-				Path: o.Parts.Agent, Args: []string{"--proc=" + n.ProcRoot(), "--pci-devices=" + n.PCIDevices(), "--kernel-log=" + n.KernelLog(), "--metrics-address=", lock}, Env: n.env, Mounts: drivers,
-				Exec: map[string]kubelet.Program{"/usr/bin/gpuslice-agent": {Path: o.Parts.Agent, Args: []string{lock}}},
-			},
+			DevicePluginImage:   nvidia("nvidia-device-plugin"),
+			discovery:           nvidia("gpu-feature-discovery"),
+			configManager:       {Path: filepath.Join(o.Parts.DevicePlugin, "config-manager")},
+			mpsDaemon:           nvidia("mps-control-daemon"),
+			mountShm:            {Path: "/bin/true"}, // a folder of the node's own needs no tmpfs
+			shell:               {Path: "/bin/sh"},
+			DCGMImage:           {Path: o.Parts.GPUSim, Args: []string{"monitor"}, Env: n.env},
+			AgentImage:          agent,
+			AgentImage + " run": running,
 		},
 		OnAllocate: n.Users.Hold, OnFree: n.Users.Release,
 		OnStart: n.started, OnEnd: n.Users.Close,
