@@ -5,6 +5,7 @@ package verify
 import (
 	"time"
 
+	"go.uber.org/zap"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpuslice/gpuslice/agent/act"
@@ -37,6 +38,9 @@ func (v *Verifier) Forget(now time.Time) {
 // Follow records the pass's observation, once the pass has its target: how many observations in a row agree, and whether the device plugin is
 // outdated.
 func (v *Verifier) Follow(seen *state.Observed, want state.Desired) {
+	if n := seen.Capacity.Agreement.Agreed; !v.began.IsZero() && n > v.agreement.Agreed && n <= plan.VerifiedAfter {
+		v.Log.Info("hardware, kubelet and node agree", zap.Int("look", n), zap.Int("of", plan.VerifiedAfter), zap.String("operation", seen.Operation()))
+	}
 	v.agreement = seen.Capacity.Agreement
 	v.outdated.follow(seen, want, v.Clock.Now())
 }
