@@ -61,6 +61,12 @@ func TestARequestIsAnsweredByThePlan(t *testing.T) {
 		if diff := cmp.Diff([]string{"team/trainer"}, given.Pods); diff != "" || given.Refused != "" || given.At.IsZero() {
 			t.Errorf("refused %q, at %s, pods (-want +got):\n%s", given.Refused, given.At, diff)
 		}
+		if len(given.GPUs) == 0 || given.GPUs[0].Before.MIG || len(given.GPUs[0].After.Instances) != 7 || given.GPUs[0].Slices != 8 {
+			t.Errorf("the GPUs before and after are %+v", given.GPUs)
+		}
+		if given.Offers != "nvidia.com/mig-1g.10gb 14" || given.Measured {
+			t.Errorf("it offers %q then, by a measured time: %t", given.Offers, given.Measured)
+		}
 		if w.gpus.String() != before || w.hasJournal() || !w.runs("trainer") {
 			t.Error("to answer, the agent has changed something")
 		}

@@ -53,6 +53,8 @@ func (a *Agent) previewOf(ctx context.Context, now *state.Observed, node *corev1
 	}
 	p.Runs = a.deciders.gates.Runs(seen, want, p.Steps)
 	p.Notes = append(p.Notes, offers.Notes(p.Before, p.After)...)
+	p.Offers = offers.After(preview.Named(p.After), want.Plugin, p.MIGStrategy)
+	p.Takes, p.Measured = decide.Estimate(seen)
 	p.Lost, p.Patience = preview.Losses(seen, p.Steps), a.actors.evictions.Patience(seen, want, p.Steps)
 	p.Unsure = cmp.Or(preview.Unsure(a.health.Causes(), p.Steps), preview.Staying(seen, p.Steps, p.Patience, a.env.Clock.Stamp()))
 	if foretold(seen, want) && p.Unsure == "" {

@@ -26,6 +26,10 @@ type Answer struct {
 	Asked    []string      `json:"asked,omitempty"`    // pods that are asked behind the cordon: "slurm/slurmd-3: asked behind the cordon, up to 8h (drain.gradualFor)"
 	Notes    []string      `json:"notes,omitempty"`    // what else a user should know: pods that find no device after the change, a cordon that stays
 	Unsure   string        `json:"unsure,omitempty"`   // why it is not known whether the change ends: a GPU that it touches is not well, or pods may stay
+	GPUs     []Recut       `json:"gpus,omitempty"`     // before and after the change; missing if the annotation has no room
+	Offers   string        `json:"offers,omitempty"`   // what the node offers after it, as Status.Capacity; empty if that is not known
+	Takes    Duration      `json:"takes,omitempty"`    // the longest of the node's last changes, or if there is none, the maintenance file's estimate
+	Measured bool          `json:"measured,omitempty"` // Takes was measured on this node
 	Patience Duration      `json:"patience,omitempty"` // how long the agent waits for the pods before it gives the change up; 0 if it does not
 	Refused  string        `json:"refused,omitempty"`  // why the change is impossible, or the agent cannot plan it; the rest but Reason is empty then
 	// Diagnosis is the answer to config.RequestDiagnosis.
@@ -33,6 +37,31 @@ type Answer struct {
 	// Uses are the answer to config.RequestTop, most memory first.
 	Uses     []Use `json:"uses,omitempty"`
 	MoreUses int   `json:"moreUses,omitempty"` // how many uses there are beyond those that are listed
+}
+
+// Recut are GPUs that are alike before a change and after it.
+type Recut struct {
+	GPUs   []int  `json:"gpus"` // by index
+	Model  string `json:"model,omitempty"`
+	Slices int    `json:"slices,omitempty"` // memory slices that instances may take; 0 if the GPUs cannot do MIG
+	Before Layout `json:"before"`
+	After  Layout `json:"after"`
+	// AtReboot: the GPUs stay as they are until the node's next reboot, and the change goes on after it.
+	AtReboot bool `json:"atReboot,omitempty"`
+}
+
+// Layout is how a GPU is cut.
+type Layout struct {
+	MIG       bool    `json:"mig"`
+	Lost      bool    `json:"lost,omitempty"` // it has fallen off the bus: neither is known
+	Instances []Place `json:"instances,omitempty"`
+}
+
+// Place is a GPU instance at its place.
+type Place struct {
+	Is   string `json:"is"`   // "3g.40gb@4"
+	At   int    `json:"at"`   // its first memory slice
+	Size int    `json:"size"` // memory slices
 }
 
 // Use is how much one pod uses of a GPU, or of one instance.

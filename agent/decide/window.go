@@ -78,6 +78,11 @@ func (e duration) within(o window.Opening) time.Duration {
 	return min(e.Total, max(e.AfterFirstTouch, o.End.Sub(o.Start)/2))
 }
 
+// Estimate returns how long a change of this node is taken to last, and whether that was measured.
+func Estimate(seen *state.Observed) (total time.Duration, measured bool) {
+	return estimate(seen).Total, len(seen.Record.Learnt.Took) > 0
+}
+
 // estimate returns the longest of this node's last changes; if there is none, the maintenance file's estimate.
 func estimate(seen *state.Observed) duration {
 	if len(seen.Record.Learnt.Took) == 0 {

@@ -112,3 +112,28 @@ func TestTheAdviceNamesALostGPUFirst(t *testing.T) {
 		}
 	}
 }
+
+// What is offered after a change follows from the planned GPUs, and from how the plugin shares then: by the config that is asked for, or by the present one.
+func TestWhatIsOfferedAfterAChange(t *testing.T) {
+	t.Parallel()
+	const gpu = nvml.ResourceGPU
+	after := []nvml.GPU{{UUID: "GPU-a"}, {UUID: "GPU-b", Enabled: true, Instances: []nvml.Instance{{Devices: []nvml.Device{{Profile: "1g.10gb+me"}}}, {Devices: []nvml.Device{{Profile: "3g.40gb"}}}}}}
+	twice := catalog.Sharing{Strategy: catalog.SharingTimeSlicing, Replicas: map[string]int{gpu: 2}}
+	for name, row := range map[string]struct {
+		seen state.Observed
+		want *state.DesiredPlugin
+		says string
+	}{
+		"no config of the plugin": {says: gpu + " 1, nvidia.com/mig-1g.10gb.me 1, nvidia.com/mig-3g.40gb 1"},
+		"one that shares":         {want: &state.DesiredPlugin{Known: true, Sharing: twice}, says: gpu + " 2 = 1 x 2 time-slicing, nvidia.com/mig-1g.10gb.me 1, nvidia.com/mig-3g.40gb 1"},
+		"one that stays":          {seen: state.Observed{Plugin: state.PluginConfig{Current: &catalog.PluginConfig{Sharing: twice}}}, says: gpu + " 2 = 1 x 2 time-slicing, nvidia.com/mig-1g.10gb.me 1, nvidia.com/mig-3g.40gb 1"},
+		"one that is not known":   {want: &state.DesiredPlugin{}},
+		"one that was not read":   {seen: state.Observed{Kubelet: state.Kubelet{Offered: capacity.Resources{gpu: {"GPU-a::0", "GPU-a::1"}}}}},
+		"claims":                  {seen: state.Observed{Owner: state.Owner{Kind: api.OwnerDRAStatic}}, says: "gpu.nvidia.com 1, mig.nvidia.com 1g.10gb+me 1, mig.nvidia.com 3g.40gb 1"},
+		"claims that decide":      {seen: state.Observed{Owner: state.Owner{Kind: api.OwnerDRADynamic}}},
+	} {
+		if got := offer.Of(&row.seen).After(after, row.want, config.MIGStrategyMixed); got != row.says {
+			t.Errorf("%s: it offers %q, want %q", name, got, row.says)
+		}
+	}
+}

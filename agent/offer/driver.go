@@ -165,8 +165,21 @@ func (d driver) Text(want state.Desired) string {
 	case d.seen.DRA.Err != nil:
 		return textUnknown
 	}
+	return byClasses(d.Offered())
+}
+
+// After implements Offer. Where the driver cuts the GPUs itself, claims decide.
+func (d driver) After(gpus []nvml.GPU, _ *state.DesiredPlugin, _ config.MIGStrategy) string {
+	if d.seen.Owner.Kind == api.OwnerDRADynamic {
+		return ""
+	}
+	return byClasses(capacity.Expected(gpus, config.MIGStrategyMixed))
+}
+
+// byClasses writes devices as users claim them.
+func byClasses(of capacity.Resources) string {
 	out := capacity.Resources{}
-	for name, ids := range d.Offered() {
+	for name, ids := range of {
 		out[byClass(name)] = ids
 	}
 	return out.String()

@@ -53,6 +53,8 @@ type Offer interface {
 	Closable() map[nvml.UUID][]string
 	// Text writes what Offered returns for users to check.
 	Text(want state.Desired) string
+	// After writes what it offers once the GPUs are so, as Text does; empty if that is not known. Under is the MIG strategy by then.
+	After(gpus []nvml.GPU, want *state.DesiredPlugin, under config.MIGStrategy) string
 	// advice says what a user can do about an offer that does not agree with the GPUs.
 	advice() string
 	// Notes says what users have to know about a change of the GPUs from before to after.

@@ -130,6 +130,31 @@ func (p plugin) Text(want state.Desired) string {
 	return p.Offered().Summary(want.Plugin.SharingKnown())
 }
 
+// After implements Offer. Where no one asks for a config of the plugin, it keeps the present one, which the ids of shared devices show.
+func (p plugin) After(gpus []nvml.GPU, want *state.DesiredPlugin, under config.MIGStrategy) string {
+	sharing := want.SharingKnown()
+	switch current := p.seen.Plugin.Current; {
+	case sharing != nil:
+	case want == nil && current != nil:
+		sharing = &current.Sharing
+	case want == nil && !p.sharesNow():
+		sharing = &catalog.Sharing{Strategy: catalog.SharingNone}
+	default:
+		return ""
+	}
+	return capacity.Shared(capacity.Expected(gpus, under), *sharing).Summary(sharing)
+}
+
+// sharesNow reports whether several pods may get one of the devices that are offered.
+func (p plugin) sharesNow() bool {
+	for _, ids := range p.Offered() {
+		if slices.ContainsFunc(ids, func(id string) bool { return strings.Contains(id, nvml.ReplicaSeparator) }) {
+			return true
+		}
+	}
+	return false
+}
+
 // advice implements Offer.
 func (plugin) advice() string { return "see the device plugin's log on this node" }
 

@@ -81,6 +81,8 @@ func EncodeAnswer(a api.Answer, room int) (string, error) {
 		switch {
 		case len(b) <= room:
 			return string(b), nil
+		case steps+pods+lost+uses == 0 && len(a.GPUs) > 0:
+			a.GPUs = nil
 		case steps+pods+lost+uses == 0:
 			return encodeTooLong(a)
 		case uses > 0:

@@ -166,6 +166,13 @@ func TestAnAnswerWithoutRoomStillSaysThatThereIsSomethingToDo(t *testing.T) {
 	}
 }
 
+func TestADrawingOfTheGPUsLeavesRoomForTheRest(t *testing.T) {
+	a := api.Answer{GPUs: []api.Recut{{Model: strings.Repeat("m", 4<<10)}}, Steps: []string{"fence"}}
+	if text, err := report.EncodeAnswer(a, 1<<10); err != nil || strings.Contains(text, "too full") || strings.Contains(text, `"gpus"`) {
+		t.Errorf("%v: %s", err, text)
+	}
+}
+
 // Promise 16. Whoever sets a condition, and whatever the texts in it, its message is printable and no longer than a condition may have.
 func TestTheMessageOfAnyConditionIsBounded(t *testing.T) {
 	c := report.After(nil, config.ConditionGPUPartitionReady, corev1.ConditionFalse, config.ReasonStepFailed, strings.Repeat("é\x1b", 10_000), time.Now())

@@ -136,8 +136,8 @@ func TestARollOutEndsWhenAllNodesAreAsAskedOrRefuse(t *testing.T) {
 	before := good.GPUs.String()
 
 	ask := []string{"apply", "-l", selector, "--profile", "all-1g.10gb"}
-	says(t, kubectl(append(ask, "--dry-run")...), 4,
-		good.Name+": begins at once: no window restricts it; whether it ends is not known: listing pods: pods is forbidden", "1 pod has to leave: "+namespace+"/trainer", "1  fence: journal, cordon, taint", "create 1g.10gb@0",
+	says(t, kubectl(append(ask, "--dry-run", "-v")...), 4,
+		good.Name+": begins at once: no window restricts it; whether it ends is not known: listing pods: pods is forbidden", "1 pod has to leave: "+namespace+"/trainer", "offers then: nvidia.com/mig-1g.10gb", "1  fence: journal, cordon, taint", "create 1g.10gb@0",
 		bad.Name+": would be refused: UnknownConfig: label gpuslice.io/profile=all-1g.10gb: ", "nothing was labelled",
 		"error: profile all-1g.10gb would be refused by 1 node")
 	for _, r := range []*rig{good, bad} {

@@ -44,6 +44,9 @@ type Result struct {
 	Asked         []string           // pods that are asked behind the cordon, and until when; empty offline
 	Notes         []string           // other effects of the change, and what else a user should know of the node before it; empty offline
 	Unsure        string             // why it is not known whether the change ends; empty offline
+	Offers        string             // what the node offers after the change; empty if that is not known
+	Takes         time.Duration      // how long such changes took, at most, or are assumed to take; 0 offline
+	Measured      bool               // Takes was measured on this node
 	Patience      time.Duration      // how long the agent waits for the pods, until it gives the change up; 0 if it does not, and offline
 	Runs          string             // when the change would begin; empty offline, and if nothing is to do
 }
@@ -147,6 +150,7 @@ func (o Offline) Plan(label, name string) (Result, error) {
 	steps, err := plan.Make(planned, want.Planned(want.Targets))
 	p := Of(want.Planned(want.Targets), planned, steps)
 	p.MIGStrategy, p.Beyond = offer.Of(seen).Strategy(config.MIGStrategyAuto, want.Plugin), want.MissingPositions
+	p.Offers = offer.Of(seen).After(Named(p.After), want.Plugin, p.MIGStrategy)
 	if want.Plugin != nil {
 		p.Handover = config.HandoverFile
 	}
@@ -186,6 +190,22 @@ func Of(want plan.Desired, seen plan.Observed, steps []plan.Step) Result {
 		AtReboot: plan.OnAtReboot(seen, want), Holders: holdersOf(seen.GPUs, plan.Takes(seen, want)),
 		Reboot: plan.Has(steps, plan.Reboot),
 	}
+}
+
+// Named returns planned GPUs with the devices of their instances by name: only the driver knows more of them.
+func Named(gpus []nvml.GPU) []nvml.GPU {
+	out := slices.Clone(gpus)
+	for g := range out {
+		out[g].Instances = slices.Clone(out[g].Instances)
+		for i := range out[g].Instances {
+			instance := &out[g].Instances[i]
+			instance.Devices = nil
+			for _, name := range instance.Placed.Devices() {
+				instance.Devices = append(instance.Devices, nvml.Device{Profile: name})
+			}
+		}
+	}
+	return out
 }
 
 // Unsure says why it is not known whether the steps succeed: they touch GPUs that cannot be used or trusted. It is empty if they touch none.

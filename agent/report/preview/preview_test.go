@@ -77,6 +77,40 @@ func TestAnAnswerIsBounded(t *testing.T) {
 	}
 }
 
+// Eight equal GPUs are one group: the answer has room for them, and a drawing fits a screen.
+func TestGPUsThatAreAlikeAreOneGroup(t *testing.T) {
+	t.Parallel()
+	grid := []nvml.Profile{{Name: "1g.10gb", Slices: 1, Max: 7, Placements: []nvml.Span{{Start: 0, Size: 1}, {Start: 7, Size: 1}}}}
+	p := preview.Result{Steps: []plan.Step{{Kind: plan.Fence}}, Offers: "nvidia.com/mig-1g.10gb 8", Takes: time.Minute, Measured: true}
+	for i := range 8 {
+		whole := nvml.GPU{UUID: nvml.UUID(fmt.Sprint(i)), Index: i, Model: "NVIDIA H100", Profiles: grid}
+		cut := whole
+		cut.Enabled = true
+		if i != 3 {
+			cut.Instances = []nvml.Instance{{Placed: nvml.Placed{Profile: "1g.10gb", Span: nvml.Span{Start: 2, Size: 1}}}}
+		}
+		p.Before, p.After = append(p.Before, whole), append(p.After, cut)
+	}
+	p.AtReboot = p.Before[7:]
+	one := api.Recut{
+		GPUs: []int{0, 1, 2, 4, 5, 6}, Model: "NVIDIA H100", Slices: 8,
+		After: api.Layout{MIG: true, Instances: []api.Place{{Is: "1g.10gb@2", At: 2, Size: 1}}},
+	}
+	empty, later := one, one
+	empty.GPUs, empty.After.Instances = []int{3}, nil
+	later.GPUs, later.AtReboot = []int{7}, true
+	var got api.Answer
+	p.AddTo(&got)
+	if diff := cmp.Diff([]api.Recut{one, empty, later}, got.GPUs); diff != "" || got.Offers != p.Offers || time.Duration(got.Takes) != p.Takes || !got.Measured {
+		t.Errorf("offers %q, takes %s, GPUs (-want +got):\n%s", got.Offers, time.Duration(got.Takes), diff)
+	}
+	p.Steps = nil
+	var nothing api.Answer
+	if p.AddTo(&nothing); nothing.GPUs != nil {
+		t.Errorf("where nothing changes: %+v", nothing.GPUs)
+	}
+}
+
 func TestATextIsShortenedBetweenTwoCharacters(t *testing.T) {
 	t.Parallel()
 	const longest = 1000

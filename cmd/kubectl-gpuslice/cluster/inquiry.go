@@ -24,6 +24,9 @@ const cleanTime = time.Minute
 // mostCounted bounds the counts of an answer: sums of them have to stay numbers.
 const mostCounted = 1_000_000
 
+// mostDrawn bounds the GPUs of an answer, and the instances of one. No machine has more.
+const mostDrawn = 64
+
 // writesAtOnce is to how many nodes the command writes at a time: it asks fifty in the time of a few answers of the API server.
 const writesAtOnce = 16
 
@@ -159,15 +162,31 @@ func sanitizeAnswer(a *api.Answer) {
 		a.Diagnosis.Outcome.Text = sanitize.Message(a.Diagnosis.Outcome.Text, sanitize.Longest)
 	}
 	a.Reason = config.Reason(sanitize.Cut(string(a.Reason), LongestWord))
-	for _, text := range []*string{&a.Refused, &a.Runs, &a.HeldUp, &a.Unsure} {
+	for _, text := range []*string{&a.Refused, &a.Runs, &a.HeldUp, &a.Unsure, &a.Offers} {
 		*text = sanitize.Message(*text, sanitize.Longest)
 	}
 	for _, n := range []*int{&a.More, &a.MorePods, &a.MoreLost, &a.MoreUses} {
 		*n = min(max(0, *n), mostCounted)
 	}
+	sanitizeRecuts(a)
 	for _, texts := range [][]string{a.Steps, a.Pods, a.Lost, a.Asked, a.Notes} {
 		for i := range texts {
 			texts[i] = sanitize.Message(texts[i], sanitize.Longest)
+		}
+	}
+}
+
+// sanitizeRecuts bounds what is drawn of the GPUs.
+func sanitizeRecuts(a *api.Answer) {
+	a.GPUs = a.GPUs[:min(len(a.GPUs), mostDrawn)]
+	for i := range a.GPUs {
+		r := &a.GPUs[i]
+		r.GPUs, r.Model, r.Slices = r.GPUs[:min(len(r.GPUs), mostDrawn)], sanitize.Cut(r.Model, LongestWord), min(max(0, r.Slices), mostDrawn)
+		for _, l := range []*api.Layout{&r.Before, &r.After} {
+			l.Instances = l.Instances[:min(len(l.Instances), mostDrawn)]
+			for n := range l.Instances {
+				l.Instances[n].Is = sanitize.Cut(l.Instances[n].Is, LongestWord)
+			}
 		}
 	}
 }

@@ -1,6 +1,7 @@
 package output
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -28,6 +29,7 @@ func DrawCut(heading string, c *judge.Cut, p Paper) []string {
 
 // DrawSlices draws the memory slices of a GPU on a line, with the pods that have its instances; nil is MIG off.
 func DrawSlices(heading string, slots int, instances []judge.Instance, p Paper) string {
+	p.Width = cmp.Or(p.Width, PaperWidth)
 	width := p.Width
 	p.Width -= len(heading) - len(Indent)
 	slots = max(1, min(slots, MostSlices))
@@ -47,9 +49,16 @@ func DrawSlices(heading string, slots int, instances []judge.Instance, p Paper) 
 	return text.Snip(heading+picture.Slices(slots, cells, p.Drawn()), width, "…")
 }
 
-// CutFigure draws a GPU before and after a change. What changes has a word, and a border of its own.
-func CutFigure(caption string, c *judge.Cut) Markup {
+// CutFigure draws a GPU before and after a change. What changes has a word, and a border of its own. Pods says whether they are known.
+func CutFigure(caption string, c *judge.Cut, pods bool) Markup {
 	before, after := CellsOf(c.Before, nil, c.Slices), CellsOf(c.After, nil, c.Slices)
+	for _, cells := range [][]Cell{before, after} {
+		for i := range cells {
+			if !pods {
+				cells[i].Pods = ""
+			}
+		}
+	}
 	has := func(all []judge.Instance, is string) bool {
 		return slices.ContainsFunc(all, func(i judge.Instance) bool { return i.Is == is })
 	}

@@ -58,6 +58,18 @@ func (p Paper) Block(heading, what string) []string {
 	return lines
 }
 
+// Hanging writes a text in lines of the paper's width, all but the first indented.
+func (p Paper) Hanging(what string) []string {
+	if p.Width == 0 {
+		return []string{what}
+	}
+	lines := Paper{Width: max(1, p.Width-len(Indent))}.Block("", what)
+	for i := range lines[1:] {
+		lines[i+1] = Indent + lines[i+1]
+	}
+	return lines
+}
+
 // Cut cuts a line that is wider than the paper.
 func (p Paper) Cut(line string) string {
 	if p.Width == 0 {

@@ -34,6 +34,7 @@ type application struct {
 	wait, dryRun bool
 	unmanaged    bool // pods may be evicted that nothing brings back
 	emptyDir     bool // pods may be evicted that lose files by it
+	verbose      bool // a plan lists its steps
 	timeout      time.Duration
 	again        string // the command line, for the user to repeat
 }
@@ -103,6 +104,7 @@ func (a *application) bind(c *cobra.Command, o *cluster.Options) {
 		"let this change evict pods without a controller, which the settings refuse by default")
 	flags.BoolVar(&a.emptyDir, config.FlagDeleteEmptyDirData, false,
 		"let this change evict pods that lose files on an emptyDir, which the settings refuse by default")
+	flags.BoolVarP(&a.verbose, "verbose", "v", false, "list the single steps of a plan")
 	c.MarkFlagsMutuallyExclusive("profile", "mig-config", "device-plugin-config")
 	for flag, label := range map[string]string{
 		"profile": config.LabelProfile, "mig-config": config.LabelMIGConfig, "device-plugin-config": config.LabelDevicePluginConfig,

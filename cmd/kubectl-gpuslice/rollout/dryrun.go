@@ -4,7 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
+	"io"
 	"strings"
 	"time"
 
@@ -15,6 +15,7 @@ import (
 	"github.com/gpuslice/gpuslice/cmd/internal/show"
 	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/cluster"
 	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/judge"
+	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/output"
 	"github.com/gpuslice/gpuslice/drain/kube"
 )
 
@@ -39,7 +40,7 @@ func (a *application) preview(ctx context.Context, client kube.Interface, nodes 
 	if err != nil {
 		return err
 	}
-	if p.print(out); out.Err != nil {
+	if p.print(out, a.verbose); out.Err != nil {
 		return out.Err
 	}
 	return p.verdicts()
@@ -76,7 +77,7 @@ func (p *plans) judge(ctx context.Context, client kube.Interface) (notes []strin
 	var pods []string
 	some := false
 	for _, a := range p.Nodes {
-		if changes(a) {
+		if changes(a.Answer) {
 			changing = append(changing, a)
 			leaving = append(leaving, judge.Leaving{Node: a.Name, Pods: a.Answer.Pods, More: a.Answer.MorePods})
 			pods, some = append(pods, a.Answer.Pods...), some || podsLeave(a)
@@ -160,19 +161,43 @@ func (s *said) print(out *cli.Printer, between string) {
 }
 
 // print writes the answers, and counts them.
-func (p *plans) print(out *cli.Printer) {
+func (p *plans) print(out *cli.Printer, steps bool) {
+	if out.Err == nil {
+		_, out.Err = io.WriteString(out.W, p.text(steps, output.PaperOf(out.W)))
+	}
+}
+
+// text has the answers, with nodes of the same answer joined, and their count.
+func (p *plans) text(steps bool, on output.Paper) string {
 	var answers said
+	verdicts := map[string]show.Verdict{}
 	for _, a := range p.Nodes {
-		answers.add(a.Name, p.describe(a))
+		v := p.verdict(a)
+		said := []string{v.String()}
+		if a.Answer != nil && (v.Ruling == show.NothingToDo || changes(a.Answer)) {
+			said = append(said, describe(a.Answer, steps, on)...)
+		}
+		text := strings.Join(said, "\n")
+		answers.add(a.Name, text)
+		verdicts[text] = v
 	}
-	answers.print(out, ": ")
+	var lines []string
+	for _, text := range answers.order {
+		v := verdicts[text]
+		for _, line := range on.Hanging(strings.Join(answers.names[text], ", ") + ": " + v.String()) {
+			lines = append(lines, printed(line, on, colourOf(v.Ruling)))
+		}
+		if _, below, more := strings.Cut(text, "\n"); more {
+			lines = append(lines, printed(below, on))
+		}
+	}
 	if silent := p.silentNodes(); len(silent) > 0 {
-		out.Printf("to see whether an agent runs there: %s\n", cluster.PodsOfAgents(silent...))
+		lines = append(lines, "to see whether an agent runs there: "+cluster.PodsOfAgents(silent...))
 	}
-	for _, note := range p.notes {
-		out.Printf("%s\n", note)
+	for _, line := range append(p.notes, p.counted()) {
+		lines = append(lines, printed(strings.Join(on.Hanging(line), "\n"), on))
 	}
-	out.Printf("%s\n", p.counted())
+	return strings.Join(lines, "\n") + "\n"
 }
 
 // silentNodes are those with agents that have not answered.
@@ -185,14 +210,11 @@ func (p *plans) silentNodes() (out []string) {
 	return out
 }
 
-// changes reports whether the agent has steps to take.
-func changes(a *cluster.Asked) bool { return a.Answer != nil && len(a.Answer.Steps)+a.Answer.More > 0 }
-
 // counted says how many of the nodes would change.
 func (p *plans) counted() string {
 	changed := 0
 	for _, a := range p.Nodes {
-		if changes(a) {
+		if changes(a.Answer) {
 			changed++
 		}
 	}
@@ -225,35 +247,6 @@ func (p *plans) verdicts() error {
 		return nil
 	}
 	return &cli.ExitError{Code: worst.ExitCode(), Err: fmt.Errorf("%s %s", p.target.Kind(), strings.Join(parts, ", "))}
-}
-
-// describe says what one node would do, the verdict first.
-func (p *plans) describe(a *cluster.Asked) string {
-	verdict := p.verdict(a)
-	switch {
-	case verdict.Ruling == show.NothingToDo:
-		return strings.Join(append([]string{verdict.String()}, a.Answer.Notes...), "\n      ")
-	case !changes(a):
-		return verdict.String()
-	}
-	var b strings.Builder
-	fmt.Fprintf(&b, "%s\n      %s; %s", verdict, cli.Counted(len(a.Answer.Steps)+a.Answer.More, "step"), leavers(a.Answer))
-	if a.Answer.Reboot {
-		b.WriteString("; it takes a reboot of the node")
-	}
-	if what := lost(a.Answer); what != "" {
-		b.WriteString("\n      lost for good: " + what)
-	}
-	for _, line := range slices.Concat(a.Answer.Asked, a.Answer.Notes) {
-		b.WriteString("\n      " + line)
-	}
-	for i, step := range a.Answer.Steps {
-		fmt.Fprintf(&b, "\n%4d  %s", i+1, step)
-	}
-	if a.Answer.More > 0 {
-		fmt.Fprintf(&b, "\n      and %d more", a.Answer.More)
-	}
-	return b.String()
 }
 
 // lost names what is lost for good; empty if nothing is.

@@ -26,7 +26,7 @@ func TestADryRunPrintsWhatEachNodeWouldDo(t *testing.T) {
 			n.Annotations[config.AnnotationPreview] = request
 			n.Annotations[config.AnnotationPlan] = `{"for":"` + request + `","refused":"long ago"}`
 		})
-		w.Start(apply("--dry-run")...)
+		w.Start(apply("--dry-run", "-v")...)
 		some := api.Answer{Steps: []string{"fence: journal, cordon, taint", "GPU 0: turn MIG on"}}
 		w.Answers("gpu-1", some)
 		w.Answers("gpu-2", api.Answer{Notes: []string{"the node is cordoned by kubectl; the agent does not lift that cordon"}})
@@ -41,21 +41,25 @@ func TestADryRunPrintsWhatEachNodeWouldDo(t *testing.T) {
 		})
 		w.Is(`
 gpu-1, gpu-3: begins at once
-      2 steps; no pod has to leave
-   1  fence: journal, cordon, taint
-   2  GPU 0: turn MIG on
+  no pod has to leave
+  2 steps:
+     1  fence: journal, cordon, taint
+     2  GPU 0: turn MIG on
 gpu-2: nothing to do
-      the node is cordoned by kubectl; the agent does not lift that cordon
+  note: the node is cordoned by kubectl; the agent does not lift that cordon
 gpu-4: begins at once: a window is open
-      41 steps; 9 pods have to leave: team/a, team/b and 7 more; it takes a reboot of the node
-      lost for good: pod team/a, which no controller recreates; the files of team/b on emptyDir scratch and 3 more
-   1  evict team/a
-      and 40 more
+  9 pods have to leave: team/a, team/b and 7 more
+  it takes a reboot of the node
+  lost for good: pod team/a, which no controller recreates; the files of team/b on emptyDir scratch and 3 more
+  41 steps:
+     1  evict team/a
+        and 40 more
 gpu-5: begins at once
-      1 step; 1 pod has to leave: team/a
-      team/a: asked behind the cordon, up to 8h (drain.gradualFor)
-      after it, no whole GPU is left
-   1  evict team/a (claim team/a-gpu)
+  1 pod has to leave: team/a
+  team/a: asked behind the cordon, up to 8h (drain.gradualFor)
+  note: after it, no whole GPU is left
+  1 step:
+     1  evict team/a (claim team/a-gpu)
 gpu-4: whether 9 pods more would fit elsewhere is not known
 gpu-5: whether 1 pod more would fit elsewhere is not known
 profile research: 4 of 5 nodes would change; nothing was labelled
@@ -123,7 +127,7 @@ func TestADryRunEndsByTheVerdict(t *testing.T) {
 	}{
 		"both at once": {[2]api.Answer{{Steps: steps}, {}}, 0, []string{"gpu-1: begins at once\n", "gpu-2: nothing to do\n"}},
 		"one held up": {[2]api.Answer{held, {Steps: steps}}, cli.ExitHeldUp, []string{
-			"gpu-1: would be held up: EvictionBlocked: budget team/x needs 2 healthy pods and has 2\n      1 step; no pod has to leave\n   1  fence",
+			"gpu-1: would be held up: EvictionBlocked: budget team/x needs 2 healthy pods and has 2\n  no pod has to leave\n  1 step: -v lists them\n",
 			"error: profile research would be held up on 1 node\n",
 		}},
 		"one without a look": {[2]api.Answer{{HeldUp: "driver not loaded", Reason: config.ReasonDriverNotLoaded}, {}}, cli.ExitHeldUp, []string{
@@ -272,10 +276,10 @@ func TestCountsThatFitNoListAreNoPods(t *testing.T) {
 		answer api.Answer
 		want   string
 	}{
-		{api.Answer{Steps: []string{"evict"}, MorePods: 1}, "1 step; 1 pod has to leave\n"},
-		{api.Answer{More: 2, MorePods: 5}, "2 steps; 5 pods have to leave\n"},
-		{api.Answer{Steps: []string{"evict"}, More: math.MaxInt, MorePods: math.MaxInt}, "1000001 steps; 1000000 pods have to leave\n"},
-		{api.Answer{Steps: []string{"evict"}, More: -1, Pods: []string{"team/a", "team/b"}, MorePods: -1}, "1 step; 2 pods have to leave: team/a, team/b\n"},
+		{api.Answer{Steps: []string{"evict"}, MorePods: 1}, "  1 pod has to leave\n  1 step: -v lists them\n"},
+		{api.Answer{More: 2, MorePods: 5}, "  5 pods have to leave\n  2 steps: -v lists them\n"},
+		{api.Answer{Steps: []string{"evict"}, More: math.MaxInt, MorePods: math.MaxInt}, "  1000000 pods have to leave\n  1000001 steps: -v lists them\n"},
+		{api.Answer{Steps: []string{"evict"}, More: -1, Pods: []string{"team/a", "team/b"}, MorePods: -1}, "  2 pods have to leave: team/a, team/b\n  1 step: -v lists them\n"},
 	} {
 		inWorld(t, func(w *world) {
 			w.Start(apply("--dry-run")...)

@@ -7,6 +7,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/cmd/internal/show"
 	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/cluster"
+	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/judge"
 	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/output"
 )
 
@@ -67,7 +68,7 @@ func (out *forecasts) page(p output.Paper) string {
 		names[s] = append(names[s], f.Node)
 	}
 	for _, s := range sections[:min(len(sections), mostSections)] {
-		badge := output.Inline("span", "verdict "+headings[s].shade(), output.Say(headings[s].badge()))
+		badge := output.Inline("span", "verdict "+output.Shade(colourOf(headings[s].ruling)), output.Say(headings[s].badge()))
 		parts = append(parts, output.Element("section", "", "\n", output.Element("h2", "", output.Say(strings.Join(names[s], ", ")), " ", badge), s))
 	}
 	if more := len(sections) - mostSections; more > 0 {
@@ -89,24 +90,25 @@ func (f *forecast) section() output.Markup {
 	}
 	add("for", f.Request)
 	add("verdict", f.Verdict)
-	a := f.Answer
-	if a == nil {
+	if f.Answer == nil {
 		return output.Element("dl", "", "\n", facts)
 	}
-	if len(a.Steps)+a.More > 0 {
-		add("pods", leavers(a))
+	var drawn output.Markup
+	for i := range f.Answer.GPUs {
+		drawn += recutFigure(&f.Answer.GPUs[i])
 	}
-	if a.Reboot {
-		add("reboot", "it takes a reboot of the node")
+	for _, said := range factsOf(f.Answer) {
+		add(output.Markup(said.heading), said.text)
 	}
-	add("lost for good", lost(a))
-	for _, said := range a.Asked {
-		add("asked", said)
+	return output.Element("dl", "", "\n", facts) + drawn + steps(f.Answer)
+}
+
+// recutFigure draws GPUs that are alike, before and after.
+func recutFigure(r *api.Recut) output.Markup {
+	if !drawable(r) {
+		return output.Element("p", "", output.Say(captionOf(r)))
 	}
-	for _, said := range a.Notes {
-		add("note", said)
-	}
-	return output.Element("dl", "", "\n", facts) + steps(a)
+	return output.CutFigure(captionOf(r), &judge.Cut{Slices: r.Slices, Before: instances(r.Before), After: instances(r.After)}, false)
 }
 
 // steps lists the steps in their order.
@@ -130,17 +132,4 @@ func (f *forecast) badge() string {
 		show.NothingToDo: "nothing to do", show.Begins: "begins", show.BeginsUnsure: "begins, and may not end", show.GivesUp: "gives up",
 		show.HeldUp: "held up", show.Refused: "refused", show.NotKnown: "not known",
 	}[f.ruling]
-}
-
-func (f *forecast) shade() output.Markup {
-	switch f.ruling {
-	case show.NothingToDo, show.Begins:
-		return "good"
-	case show.BeginsUnsure, show.HeldUp:
-		return "care"
-	case show.GivesUp, show.Refused:
-		return "bad"
-	case show.NotKnown:
-	}
-	return "dim"
 }

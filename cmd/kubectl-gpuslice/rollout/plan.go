@@ -23,14 +23,19 @@ func Plan(o *cluster.Options) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "plan (-l SELECTOR | NODE...) [--profile NAME | --mig-config NAME | --device-plugin-config NAME] [-o json|yaml|html]",
 		Short: "Say what the nodes would do for a config, or have left to do; nothing is labelled",
-		Long: `Asks the agent of each node for its plan: its steps, which pods would have to leave and when, whether they fit on other nodes, and which
-budgets stand in the way. Without a name, the plan is for what the node's labels request already. It is apply --dry-run by another name.
+		Long: `Asks the agent of each node for its plan: the GPUs before and after, what the node
+offers then, which pods would have to leave, whether they fit on other nodes, and
+which budgets stand in the way. Without a name, the plan is for what the node's
+labels request already. It is apply --dry-run by another name.
 
-The first line for a node is the verdict of its agent and of the rest of the cluster: begins at once, begins and may not end, would be held up, would
-give up after a time, or would be refused. With -o html it is a page for a browser, which loads nothing else.
+The first line for a node is the verdict of its agent and of the rest of the
+cluster: begins at once, begins and may not end, would be held up, would give up
+after a time, or would be refused. With -v the single steps are listed, too. With
+-o html it is a page for a browser, which loads nothing else.
 
-Exit codes: 0 each node would begin at once, or has nothing to do; 4 one would refuse, be held up or give up; 5 one would begin, and it is not known
-whether it ends; 1 an agent does not answer, or something else went wrong; 130 interrupted.`,
+Exit codes: 0 each node would begin at once, or has nothing to do; 4 one would
+refuse, be held up or give up; 5 one would begin, and it is not known whether it
+ends; 1 an agent does not answer, or something else went wrong; 130 interrupted.`,
 		ValidArgsFunction: o.CompleteNodes,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if !slices.Contains([]string{"", output.JSON, output.YAML, output.HTML}, format) {
@@ -88,7 +93,7 @@ func (a *application) plan(cmd *cobra.Command, client kube.Interface, groups []s
 			verdicts, code = append(verdicts, err), worse(code, cli.ExitCode(err))
 		}
 		if all.add(p); format == "" {
-			p.print(out)
+			p.print(out, a.verbose)
 		}
 	}
 	if format != "" {

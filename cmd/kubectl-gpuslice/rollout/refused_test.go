@@ -33,7 +33,7 @@ func TestALabelledNodeHasTheVerdictOfItsPlan(t *testing.T) {
 	}{
 		"at once":   {api.Answer{Steps: steps}, "begins at once", "begins at once", 0, 0},
 		"a slot":    {api.Answer{Steps: steps, Runs: "when a slot is free"}, "begins when a slot is free", "begins when a slot is free", 0, 0},
-		"no change": {api.Answer{Notes: []string{"a note"}}, "nothing to do\n      a note\n", "nothing to do\n      a note\n", 0, 0},
+		"no change": {api.Answer{Notes: []string{"a note"}}, "nothing to do\n  note: a note\n", "nothing to do\n      a note\n", 0, 0},
 		"a sick GPU, and a pod that is asked": {
 			api.Answer{Steps: steps, Notes: []string{"GPU 0 has GPULost"}, Asked: []string{"team/a: asked behind the cordon"}},
 			"begins at once\n", "begins at once\n      team/a: asked behind the cordon\n      GPU 0 has GPULost\n", 0, 0,

@@ -46,7 +46,7 @@ func (m *adviceFor) section(p output.Paper) output.Markup {
 		add("may begin", begins(m.Begins, p))
 	}
 	for i := range m.Cuts {
-		drawn += output.CutFigure(gpuOf(m.Node, &m.Cuts[i]), &m.Cuts[i])
+		drawn += output.CutFigure(gpuOf(m.Node, &m.Cuts[i]), &m.Cuts[i], true)
 	}
 	heading := output.Element("h2", "", output.Say(m.Pod), " ", output.Inline("span", "verdict "+output.Shade(m.colour()), output.Say(string(m.Verdict))))
 	return output.Element("section", "", "\n", heading, output.Element("dl", "", "\n", facts), drawn, output.Pasted(m.Command))
@@ -61,7 +61,7 @@ func (out *advised) overview(p output.Paper) output.Markup {
 	for _, one := range out.Proposals[:min(len(out.Proposals), mostSums)] {
 		said += output.Element("h3", "", output.Say(one.serves(p)))
 		for i := range one.Cuts {
-			said += output.CutFigure(gpuOf(one.Node, &one.Cuts[i]), &one.Cuts[i])
+			said += output.CutFigure(gpuOf(one.Node, &one.Cuts[i]), &one.Cuts[i], true)
 		}
 		said += output.Noted(one.Notes) + output.Pasted(one.Command)
 	}
@@ -79,7 +79,7 @@ func (out *fragmented) page(p output.Paper) string {
 		for _, b := range out.best() {
 			said := output.Element("h2", "", output.Say(profileName(b.profile))) + output.Element("p", "", output.Say(b.says()))
 			for i := range b.cuts() {
-				said += output.CutFigure(gpuOf(b.on.Node, &b.room.Cuts[i]), &b.room.Cuts[i])
+				said += output.CutFigure(gpuOf(b.on.Node, &b.room.Cuts[i]), &b.room.Cuts[i], true)
 			}
 			if b.command() != "" {
 				said += output.Noted(b.on.Notes)
