@@ -82,16 +82,16 @@ func (out *forecasts) page(p output.Paper) string {
 
 // section has all of one node but its name.
 func (f *forecast) section() output.Markup {
-	var facts output.Markup
+	facts := []output.Markup{"\n"}
 	add := func(heading output.Markup, what string) {
 		if what != "" {
-			facts += output.Element("dt", "", heading) + output.Element("dd", "", output.Say(what))
+			facts = append(facts, output.Element("dt", "", heading), output.Element("dd", "", output.Say(what)))
 		}
 	}
 	add("for", f.Request)
 	add("verdict", f.Verdict)
 	if f.Answer == nil {
-		return output.Element("dl", "", "\n", facts)
+		return output.Element("dl", "", facts...)
 	}
 	var drawn output.Markup
 	for i := range f.Answer.GPUs {
@@ -100,7 +100,7 @@ func (f *forecast) section() output.Markup {
 	for _, said := range factsOf(f.Answer) {
 		add(output.Markup(said.heading), said.text)
 	}
-	return output.Element("dl", "", "\n", facts) + drawn + steps(f.Answer)
+	return output.Element("dl", "", facts...) + drawn + steps(f.Answer)
 }
 
 // recutFigure draws GPUs that are alike, before and after.
@@ -112,14 +112,15 @@ func recutFigure(r *api.Recut) output.Markup {
 }
 
 // steps lists the steps in their order.
-func steps(a *api.Answer) (said output.Markup) {
+func steps(a *api.Answer) output.Markup {
 	if len(a.Steps) == 0 {
 		return ""
 	}
+	items := []output.Markup{"\n"}
 	for _, step := range a.Steps {
-		said += output.Element("li", "", output.Say(step))
+		items = append(items, output.Element("li", "", output.Say(step)))
 	}
-	said = output.Element("ol", "", "\n", said)
+	said := output.Element("ol", "", items...)
 	if a.More > 0 {
 		said += output.Element("p", "dim", output.Say(fmt.Sprintf("and %d more", a.More)))
 	}

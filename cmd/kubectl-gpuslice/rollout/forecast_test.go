@@ -4,6 +4,8 @@ import (
 	"encoding/json"
 	"flag"
 	"fmt"
+	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -152,6 +154,18 @@ func TestAPlansPageIsBounded(t *testing.T) {
 	}
 	if page := out.page(output.Paper{}); strings.Count(page, "<section") != mostSections || !strings.Contains(page, "and 800 more: -o json has them all") {
 		t.Errorf("%d sections", strings.Count(page, "<section"))
+	}
+}
+
+// Whoever can write the node can have it name as many steps as an annotation has room for.
+func TestThePageOfManyStepsTakesLittle(t *testing.T) {
+	f := forecast{Answer: &api.Answer{Steps: make([]string, 20_000), Notes: slices.Repeat([]string{"x"}, 20_000)}}
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	page := f.section()
+	runtime.ReadMemStats(&after)
+	if mib := (after.TotalAlloc - before.TotalAlloc) >> 20; mib > 100 {
+		t.Errorf("%d MiB for a page of %d KiB", mib, len(page)>>10)
 	}
 }
 
