@@ -16,6 +16,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/nvml"
 )
 
 // h100 is what an agent reports of the model.
@@ -579,6 +580,16 @@ func TestWhatAMoveGivesStays(t *testing.T) {
 			},
 			[]string{"NeedsRecut", "NeedsRecut", "NeedsDrain"},
 		},
+		"a node of the DRA driver is cut, and would give a resource of the plugin": {
+			func(c *pool) []*corev1.Pod {
+				c.Classes = []resourcev1.DeviceClass{class()}
+				c.dra("gpu-1", "off", "1g.10gb@0")
+				p := running1("team", "p0", "", "cpu")
+				c.claims(p, migClass, ofProfile("3g.40gb"))
+				return []*corev1.Pod{p, running1("team", "p1", "", "nvidia.com/mig-1g.10gb")}
+			},
+			[]string{"NeedsRecut", "NotGPU"},
+		},
 		"a node of the device plugin is cut, and would give to a claim": {
 			func(c *pool) []*corev1.Pod {
 				c.node("gpu-1", "off")
@@ -632,5 +643,24 @@ func TestAStatusSpeaksForItsNodeAlone(t *testing.T) {
 		if want := "NeedsRecut gpu-2 0:7g.80gb@0"; got != want {
 			t.Errorf("got %q, want %q", got, want)
 		}
+	}
+}
+
+// Of changes that cost pods the same, one comes first that a label can ask for together with those before it.
+func TestAChangeThatALabelSpellsComesFirst(t *testing.T) {
+	for name, row := range map[string]struct{ other, want string }{
+		"and costs the same":     {"1g.10gb@0:team/a 1g.10gb@4", "NeedsRecut gpu-2 0:1g.10gb@0+3g.40gb@4"},
+		"and a pod has to leave": {"1g.10gb@0:team/a 1g.10gb@4:team/b", "NeedsRecut gpu-1 0:1g.10gb@0+3g.40gb@4"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := &pool{t: t, status: map[string]*api.Status{}}
+			c.node("gpu-1", "1g.10gb@0:team/c")
+			c.node("gpu-2", row.other)
+			q := c.question(nil, running1("team", "p", "", "nvidia.com/mig-3g.40gb"))
+			q.Spells = func(n *corev1.Node, _ map[int]nvml.Request) bool { return n.Name != "gpu-1" }
+			if got := line(Moves(t.Context(), q)[0]); got != row.want {
+				t.Errorf("got %q, want %q", got, row.want)
+			}
+		})
 	}
 }

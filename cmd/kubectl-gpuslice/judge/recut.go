@@ -35,16 +35,7 @@ func (m *moves) recut(ctx context.Context, c *alike, p *corev1.Pod) (Move, bool)
 	if len(best) == 0 {
 		return Move{}, false
 	}
-	chosen, of := best[0], Judgement{}
-	for tried, i := range best[:min(len(best), mostTried)] {
-		j := m.judge(ctx, Leaving{Node: m.Nodes[i].Name, Pods: c.found[i].recut.Pods})
-		if tried == 0 || j.Stuck == "" {
-			chosen, of = i, j
-		}
-		if j.Stuck == "" {
-			break
-		}
-	}
+	chosen, of := m.choose(ctx, c, best[:min(len(best), mostTried)])
 	n := &m.Nodes[chosen]
 	h := m.hardware[n.Name]
 	before := h.open()
@@ -55,6 +46,41 @@ func (m *moves) recut(ctx context.Context, c *alike, p *corev1.Pod) (Move, bool)
 		h.planned.sure = before
 	}
 	return out, true
+}
+
+// choose returns the cheapest of the changes that no budget keeps from ending; of those that cost pods no more, one that comes with the moves before it.
+func (m *moves) choose(ctx context.Context, c *alike, best []int) (chosen int, of Judgement) {
+	chosen = -1
+	for _, i := range best {
+		n, r := &m.Nodes[i], c.found[i].recut
+		if chosen >= 0 && of.Stuck == "" && r.Cost.Lost > c.found[chosen].recut.Cost.Lost {
+			break
+		}
+		j, spells := m.judge(ctx, Leaving{Node: n.Name, Pods: r.Pods}), m.spells(n, m.requests(n, r))
+		if chosen < 0 || j.Stuck == "" && (of.Stuck != "" || spells) {
+			chosen, of = i, j
+		}
+		if j.Stuck == "" && spells {
+			break
+		}
+	}
+	return chosen, of
+}
+
+// requests are what the node's label has to ask for after the change, with the changes before it.
+func (m *moves) requests(n *corev1.Node, r demand.Recut) map[int]nvml.Request {
+	h := m.hardware[n.Name]
+	out := map[int]nvml.Request{}
+	maps.Copy(out, m.asked[n.Name])
+	for _, c := range r.Restored(h.gpus).Cuts {
+		out[h.gpus[c.GPU].Index] = c.Request
+	}
+	return out
+}
+
+// spells reports whether a label of the node can ask for the GPUs.
+func (m *moves) spells(n *corev1.Node, requests map[int]nvml.Request) bool {
+	return m.question.Spells == nil || len(requests) == 0 || m.question.Spells(n, requests)
 }
 
 // carryOut notes the change on the node, for the moves that follow.
@@ -109,6 +135,9 @@ func (m *moves) carryOut(n *corev1.Node, r demand.Recut, want demand.Want, p *co
 		}
 	}
 	for name, n2 := range h.freeResources(n) {
+		if h.claims { // its driver offers devices, and no resources
+			break
+		}
 		m.room.free[n.Name] = m.room.free[n.Name].DeepCopy()
 		m.room.free[n.Name][name] = *resource.NewQuantity(int64(n2), resource.DecimalSI)
 	}
