@@ -164,10 +164,17 @@ func (c *comparison) promisesMore(about, format string, args ...any) {
 	c.Findings = append(c.Findings, Finding{About: about, Text: fmt.Sprintf(format, args...)})
 }
 
+// selecting selects the nodes of a pool, those too that are being changed at the moment.
+func selecting(with map[string]string) labels.Selector {
+	with = maps.Clone(with)
+	delete(with, config.LabelMIGConfigState)
+	return labels.SelectorFromSet(with)
+}
+
 // offered adds up what the nodes with the labels offer.
 func (c *comparison) offered(with map[string]string) (nodes int, total, ofNode corev1.ResourceList) {
 	total, ofNode = corev1.ResourceList{}, corev1.ResourceList{}
-	selector := labels.SelectorFromSet(with)
+	selector := selecting(with)
 	for _, n := range c.nodes {
 		if !selector.Matches(labels.Set(n.labels)) {
 			continue
@@ -235,7 +242,7 @@ func (c *comparison) closing(f kinds.FlavorSpec) (nodes int, lacking []string) {
 	for _, t := range f.NodeTaints {
 		tolerations = append(tolerations, corev1.Toleration{Key: t.Key, Operator: corev1.TolerationOpEqual, Value: t.Value, Effect: t.Effect})
 	}
-	selector := labels.SelectorFromSet(f.NodeLabels)
+	selector := selecting(f.NodeLabels)
 	lacks := map[string]bool{}
 	for _, n := range c.nodes {
 		if !selector.Matches(labels.Set(n.labels)) {

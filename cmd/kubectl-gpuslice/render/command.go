@@ -71,25 +71,28 @@ func Command(o *cluster.Options) *cobra.Command {
 
 func renderKueue(o *cluster.Options, r *rendering) *cobra.Command {
 	var q Queues
-	c := renders(o, r, "kueue", "ResourceFlavors, a ClusterQueue with what they give, and LocalQueues", func() error {
+	var locals []string
+	c := renders(o, r, "kueue", "ResourceFlavors, a ClusterQueue of each class of isolation with what they give, and LocalQueues", func() error {
 		wrong := []error{checkName("cluster-queue", q.ClusterQueue, objectForm), orNone("cohort", q.Cohort, objectForm), orNone("topology", q.Topology, objectForm)}
-		for i, local := range q.Local {
-			namespace, name, ok := strings.Cut(local, "/")
+		q.Local = nil
+		for _, text := range locals {
+			local, err := ParseLocalQueue(text)
 			switch {
-			case !ok || namespace == "" || name == "":
-				wrong = append(wrong, fmt.Errorf("flag --local-queue is %q: write NAMESPACE/NAME", sanitize.Cut(local, manifest.LongestName)))
-			case slices.Contains(q.Local[:i], local):
-				wrong = append(wrong, fmt.Errorf("flag --local-queue is %q twice", sanitize.Cut(local, manifest.LongestName)))
+			case err != nil:
+				wrong = append(wrong, err)
+			case slices.ContainsFunc(q.Local, func(other LocalQueue) bool { return other.Namespace == local.Namespace && other.Name == local.Name }):
+				wrong = append(wrong, fmt.Errorf("flag --local-queue is %q twice", sanitize.Cut(local.Namespace+"/"+local.Name, manifest.LongestName)))
 			default:
-				wrong = append(wrong, checkName("local-queue", namespace, namespaceForm), checkName("local-queue", name, queueForm))
+				wrong = append(wrong, checkName("local-queue", local.Namespace, namespaceForm), checkName("local-queue", local.Name, queueForm))
 			}
+			q.Local = append(q.Local, local)
 		}
 		return errors.Join(wrong...)
 	}, func(given []Given) ([]any, error) { return Kueue(given, q) })
-	c.Flags().StringVar(&q.ClusterQueue, "cluster-queue", "gpus", "name of the ClusterQueue")
-	c.Flags().StringVar(&q.Cohort, "cohort", "", "cohort that the ClusterQueue lends to and borrows from")
+	c.Flags().StringVar(&q.ClusterQueue, "cluster-queue", "gpus", "names of the ClusterQueues begin so: NAME-shared, NAME-whole, and for each MIG pool NAME-mig-POOL")
+	c.Flags().StringVar(&q.Cohort, "cohort", "", "names of the cohorts begin so, one of each class, in which ClusterQueues lend and borrow: NAME-shared, NAME-whole, NAME-mig")
 	c.Flags().StringVar(&q.Topology, "topology", "", "Topology that Kueue places pods by: with one it counts what nodes can give out now")
-	c.Flags().StringArrayVar(&q.Local, "local-queue", nil, "LocalQueue to make, NAMESPACE/NAME; several by several flags")
+	c.Flags().StringArrayVar(&locals, "local-queue", nil, "LocalQueue to make, NAMESPACE/NAME, or of several ClusterQueues NAMESPACE/NAME=PROFILE; several by several flags")
 	return c
 }
 

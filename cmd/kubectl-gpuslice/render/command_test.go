@@ -29,7 +29,8 @@ func TestValidateTakesWhatRenderWrites(t *testing.T) {
 	const a100, h100 = "NVIDIA-A100-SXM4-80GB", "NVIDIA-H100-80GB-HBM3"
 	for _, row := range []struct{ name, args string }{
 		{"kueue", "kueue --pool research=2x8:" + a100 + " --pool small-inference=4x8:" + a100 + " --pool small-inference=1x4:" + a100 +
-			" --pool balanced-inference=1x8:" + a100 + " --local-queue team/inference --cohort all --topology racks"},
+			" --pool training=1x8:" + a100 + " --pool critical-agents=1x8:" + a100 + " --pool balanced-inference=1x8:" + a100 +
+			" --local-queue team/inference=small-inference --local-queue team/experiments=research --cohort all --topology racks"},
 		{"flavors", "flavors --pool research=2x8:" + a100 + " --pool training-h100=2x8:" + h100},
 		{"hardwareprofiles", "hardwareprofiles --pool balanced-inference=1x8:" + a100 + " --pool research=2x8:" + a100 + " --pool small-inference=1x8:" + a100},
 		{"hardwareprofiles-queue", "hardwareprofiles --pool small-inference=1x8:" + a100 + " --to team --local-queue inference"},
@@ -64,6 +65,7 @@ func rendered(t *testing.T, args ...string) string {
 
 func TestValidateIsNotNeededToSeeWhatRenderMisses(t *testing.T) {
 	pools := filepath.Join("..", "..", "..", "deploy", "examples", "configmap-pools.yaml")
+	const both = " --pool research=1x8:NVIDIA-A100-SXM4-80GB --pool critical-agents=1x8:NVIDIA-A100-SXM4-80GB"
 	for args, want := range map[string]string{
 		"kueue --pool research=1x8":                                                                   "name files of profiles or MIG configs with -f",
 		"kueue -f " + pools:                                                                           "give the nodes by --pool, or have them read from the cluster by --nodes",
@@ -75,6 +77,12 @@ func TestValidateIsNotNeededToSeeWhatRenderMisses(t *testing.T) {
 		"quota -f " + pools + " --pool research=1x8:NVIDIA-A100 --to a --priority other=1":            "priority other: none of the pools is of this name",
 		"kueue -f " + pools + " --pool research=1x8:NVIDIA-A100 --local-queue a":                      `flag --local-queue is "a": write NAMESPACE/NAME`,
 		"kueue -f " + pools + " --pool balanced-inference=1x8:NVIDIA-A100-80GB --mig-strategy single": "MIG strategy is single",
+		"kueue -f " + pools + both + " --local-queue a/b":                                             "flag --local-queue is a/b: the pools are of 2 ClusterQueues, and a LocalQueue is of one: write a/b=PROFILE, of critical-agents; research",
+		"kueue -f " + pools + both + " --local-queue a/b=training":                                    "flag --local-queue is a/b=training: no pool with GPUs is of this profile; there are critical-agents; research",
+		"kueue -f " + pools + both + " --local-queue a/b=":                                            `flag --local-queue is "a/b=": write NAMESPACE/NAME, or NAMESPACE/NAME=PROFILE`,
+		"kueue -f " + pools + both + " --local-queue a/b=research --local-queue a/b=critical-agents":  `flag --local-queue is "a/b" twice`,
+		"hardwareprofiles -f " + pools + both + " --local-queue b":                                    "flag --local-queue is b: the pools are of 2 ClusterQueues, and a LocalQueue is of one: render the HardwareProfiles of each apart",
+		"kueue -f " + pools + both + " --cluster-queue " + strings.Repeat("x", 250):                   `flag --cluster-queue is "xxx`,
 		"":                                   "say what to render: kueue, flavors, kueue-config, dra, hardwareprofiles or quota",
 		"hardwareprofile -f " + pools:        `render does not write "hardwareprofile": say kueue`,
 		"kueue -f " + pools + " --nodes a=(": `flag --nodes is "a=(": `,

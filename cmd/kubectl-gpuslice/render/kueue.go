@@ -1,6 +1,7 @@
 package render
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -10,16 +11,22 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpuslice/gpuslice/cmd/internal/kinds"
+	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/isolation"
 	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/taints"
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/sanitize"
 )
 
 const mostLabels = kinds.MostNodeLabels
 
 // Flavors makes a ResourceFlavor for each name. Topology is the name of a Topology that Kueue places pods by; empty for none.
 func Flavors(given []Given, topology string) ([]any, error) {
+	parts, err := parted(given)
+	if err != nil {
+		return nil, err
+	}
 	var out []any
-	for _, g := range given {
+	for _, g := range parts {
 		tolerations := tolerationsOf(g.Taints)
 		switch {
 		case len(g.Labels) > mostLabels:
@@ -67,53 +74,184 @@ func tolerationsOf(all []corev1.Taint) []corev1.Toleration {
 
 // Queues names Kueue's objects. Its texts are names that the API server takes.
 type Queues struct {
-	ClusterQueue string
-	Cohort       string   // empty for none
-	Topology     string   // empty for none
-	Local        []string // NAMESPACE/NAME of the LocalQueues
+	ClusterQueue string // the beginning of the names of the ClusterQueues
+	Cohort       string // the beginning of the names of their cohorts; empty for none
+	Topology     string // empty for none
+	Local        []LocalQueue
 }
 
-// Kueue makes the flavors, a ClusterQueue with what they give, and its LocalQueues. Flavors that give a resource in common are in one group,
-// since Kueue has each resource in one group.
+// LocalQueue is the entry of a namespace to a ClusterQueue.
+type LocalQueue struct {
+	Namespace, Name string
+	Pool            string // one of the ClusterQueue's, by its profile; empty where there is one ClusterQueue
+}
+
+// ParseLocalQueue reads "team/inference", or "team/inference=critical-agents".
+func ParseLocalQueue(text string) (LocalQueue, error) {
+	at, pool, named := strings.Cut(text, "=")
+	namespace, name, ok := strings.Cut(at, "/")
+	if !ok || namespace == "" || name == "" || named && pool == "" {
+		return LocalQueue{}, fmt.Errorf("flag --local-queue is %q: write NAMESPACE/NAME, or NAMESPACE/NAME=PROFILE", sanitize.Cut(text, longestName))
+	}
+	return LocalQueue{namespace, name, pool}, nil
+}
+
+// Kueue makes the flavors, ClusterQueues with what they give, and their LocalQueues. Kueue takes the next flavor of a ClusterQueue where one is full, and
+// lends within a cohort. So a ClusterQueue and a cohort have pools of one class alone, and each MIG pool has a ClusterQueue of its own: its workloads
+// wait for the instances that they were given to.
 func Kueue(given []Given, q Queues) ([]any, error) {
 	out, err := Flavors(given, q.Topology)
 	if err != nil {
 		return nil, err
 	}
-	queue := &kinds.ClusterQueue{
-		TypeMeta: metav1.TypeMeta{APIVersion: kinds.KueueVersion, Kind: kinds.KindClusterQueue}, ObjectMeta: metav1.ObjectMeta{Name: q.ClusterQueue},
-		Spec: kinds.ClusterQueueSpec{CohortName: q.Cohort, NamespaceSelector: &metav1.LabelSelector{}},
+	queues, err := queued(given)
+	if err != nil {
+		return nil, err
 	}
-	for _, group := range groups(given) {
+	for _, of := range queues {
+		made, err := of.clusterQueue(q)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, made)
+	}
+	for _, local := range q.Local {
+		of, err := entry(queues, local)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, &kinds.LocalQueue{
+			TypeMeta:   metav1.TypeMeta{APIVersion: kinds.KueueVersion, Kind: kinds.KindLocalQueue},
+			ObjectMeta: metav1.ObjectMeta{Name: local.Name, Namespace: local.Namespace},
+			Spec:       kinds.LocalQueueSpec{ClusterQueue: of.name(q.ClusterQueue)},
+		})
+	}
+	return out, nil
+}
+
+// queue is what one ClusterQueue has: pools of one class, and of KindMIG one pool.
+type queue struct {
+	class isolation.Kind
+	pools []Given
+}
+
+// queued sorts the pools by what keeps their pods apart. A pool that gives resources of two classes is in a queue of each.
+func queued(given []Given) (queues []queue, err error) {
+	parts, err := parted(given)
+	for _, g := range parts {
+		if len(g.Offers) == 0 {
+			continue // GPUs in MIG mode without instances give nothing
+		}
+		class := g.class()
+		at := slices.IndexFunc(queues, func(q queue) bool { return q.class == class && class != isolation.KindMIG })
+		if at < 0 {
+			at, queues = len(queues), append(queues, queue{class: class})
+		}
+		queues[at].pools = append(queues[at].pools, g)
+	}
+	return queues, err
+}
+
+func (o Offer) class() isolation.Kind { return isolation.Of(o.Device, o.Replicas).Kind }
+
+// class is that of its first offer; parted gives the others the same.
+func (g Given) class() isolation.Kind { return g.Offers[0].class() }
+
+// parted makes of each pool one for each class of its resources: a flavor is never in queues of two classes.
+func parted(given []Given) (parts []Given, err error) {
+	for _, g := range given {
+		var classes []isolation.Kind
+		for _, o := range g.Offers {
+			if class := o.class(); !slices.Contains(classes, class) {
+				classes = append(classes, class)
+			}
+		}
+		if len(classes) < 2 {
+			parts = append(parts, g)
+			continue
+		}
+		for _, class := range classes {
+			part := g
+			part.Name = g.Name + "-" + string(class)
+			part.Offers = slices.DeleteFunc(slices.Clone(g.Offers), func(o Offer) bool { return o.class() != class })
+			parts = append(parts, part)
+		}
+	}
+	for i, g := range parts {
+		if at := position(parts, g); at < i {
+			return nil, fmt.Errorf("the flavors of %s and %s would both be named %s: rename one of the two", parts[at].Profile, g.Profile, g.Name)
+		}
+	}
+	return parts, nil
+}
+
+// name is that of the ClusterQueue, which begins with the user's: with the class, and of a MIG pool with its name.
+func (q queue) name(begins string) string {
+	name := begins + "-" + string(q.class)
+	if q.class == isolation.KindMIG {
+		name += "-" + q.pools[0].Name
+	}
+	return name
+}
+
+// clusterQueue has flavors that give a resource in common in one group, since Kueue has each resource in one group. Workloads of a higher priority
+// preempt those of a lower one, and take back what others of the cohort have borrowed, both within the class.
+func (q queue) clusterQueue(names Queues) (*kinds.ClusterQueue, error) {
+	out := &kinds.ClusterQueue{
+		TypeMeta: metav1.TypeMeta{APIVersion: kinds.KueueVersion, Kind: kinds.KindClusterQueue}, ObjectMeta: metav1.ObjectMeta{Name: q.name(names.ClusterQueue)},
+		Spec: kinds.ClusterQueueSpec{NamespaceSelector: &metav1.LabelSelector{}, Preemption: map[string]any{"withinClusterQueue": "LowerPriority"}},
+	}
+	if names.Cohort != "" {
+		out.Spec.CohortName = names.Cohort + "-" + string(q.class)
+		out.Spec.Preemption["reclaimWithinCohort"] = "Any"
+	}
+	if err := errors.Join(checkName("cluster-queue", out.Name, objectForm), orNone("cohort", out.Spec.CohortName, objectForm)); err != nil {
+		return nil, err
+	}
+	for _, group := range groups(q.pools) {
 		made := groupOf(group)
 		if n := len(made.Flavors); n > kinds.MostFlavorsOfGroup {
 			return nil, fmt.Errorf("%d profiles give %s, and a group of a ClusterQueue takes %d flavors: render several queues",
 				n, made.CoveredResources[0], kinds.MostFlavorsOfGroup)
 		}
-		queue.Spec.ResourceGroups = append(queue.Spec.ResourceGroups, made)
+		out.Spec.ResourceGroups = append(out.Spec.ResourceGroups, made)
 	}
-	if n := len(queue.Spec.ResourceGroups); n > kinds.MostGroups {
+	if n := len(out.Spec.ResourceGroups); n > kinds.MostGroups {
 		return nil, fmt.Errorf("the profiles give %d resources that have nothing to do with each other, and a ClusterQueue takes %d: render several queues", n, kinds.MostGroups)
 	}
-	out = append(out, queue)
-	for _, local := range q.Local {
-		namespace, name, _ := strings.Cut(local, "/")
-		out = append(out, &kinds.LocalQueue{
-			TypeMeta:   metav1.TypeMeta{APIVersion: kinds.KueueVersion, Kind: kinds.KindLocalQueue},
-			ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: namespace},
-			Spec:       kinds.LocalQueueSpec{ClusterQueue: q.ClusterQueue},
-		})
-	}
 	return out, nil
+}
+
+// entry is the queue that a LocalQueue leads to.
+func entry(queues []queue, local LocalQueue) (queue, error) {
+	var of []queue
+	var pools []string
+	for _, q := range queues {
+		for _, g := range q.pools {
+			pools = append(pools, g.Profile)
+			if local.Pool == g.Profile || local.Pool == "" {
+				of = append(of, q)
+				break
+			}
+		}
+	}
+	at := local.Namespace + "/" + local.Name
+	switch slices.Sort(pools); {
+	case len(of) == 1:
+		return of[0], nil
+	case len(of) == 0:
+		return queue{}, fmt.Errorf("flag --local-queue is %s=%s: no pool with GPUs is of this profile; there are %s", at, sanitize.Cut(local.Pool, longestName), sanitize.Listed(slices.Compact(pools)))
+	case local.Pool != "":
+		return queue{}, fmt.Errorf("flag --local-queue is %s=%s: the pool gives resources of several ClusterQueues, and a LocalQueue is of one: make it by hand", at, sanitize.Cut(local.Pool, longestName))
+	}
+	return queue{}, fmt.Errorf("flag --local-queue is %s: the pools are of %d ClusterQueues, and a LocalQueue is of one: write %s=PROFILE, of %s",
+		at, len(of), at, sanitize.Listed(slices.Compact(pools)))
 }
 
 // groups puts together profiles with resources in common, in the order of the first profile of each group.
 func groups(given []Given) [][]Given {
 	var out [][]Given
 	for _, g := range given {
-		if len(g.Offers) == 0 {
-			continue // GPUs in MIG mode without instances give nothing
-		}
 		joined := []Given{g}
 		out = slices.DeleteFunc(out, func(group []Given) bool {
 			together := slices.ContainsFunc(group, func(other Given) bool { return shareResource(other, g) })

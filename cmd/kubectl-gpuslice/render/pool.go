@@ -149,10 +149,13 @@ func (from Sources) given(name string) (Given, error) {
 	default:
 		g.Labels = map[string]string{config.LabelMIGConfig: name}
 	}
-	if len(profile.Labels) >= mostLabels { // those that it publishes select its nodes well enough
-		g.Labels = map[string]string{}
+	// Until its change has ended, and after one that was undone, a node is of another class than its label requests.
+	g.Labels[config.LabelMIGConfigState] = string(config.StateSuccess)
+	for _, key := range slices.Sorted(maps.Keys(profile.Labels)) {
+		if len(g.Labels) < mostLabels { // those above select the nodes by themselves
+			g.Labels[key] = profile.Labels[key]
+		}
 	}
-	maps.Copy(g.Labels, profile.Labels)
 	if problems := validation.IsDNS1123Subdomain(g.Name); len(problems) > 0 {
 		return g, fmt.Errorf("%s cannot be the name of an object: %s", name, problems[0])
 	}

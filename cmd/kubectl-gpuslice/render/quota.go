@@ -29,6 +29,9 @@ type Profiles struct {
 // HardwareProfiles makes one for each resource that each name gives. A pod gets one slice or share, since a second one of a GPU does not help a
 // program. Of whole GPUs it gets up to as many as a node has.
 func HardwareProfiles(given []Given, to Profiles) ([]any, error) {
+	if queues, err := queued(given); to.LocalQueue != "" && (err != nil || len(queues) > 1) {
+		return nil, cmp.Or(err, fmt.Errorf("flag --local-queue is %s: the pools are of %d ClusterQueues, and a LocalQueue is of one: render the HardwareProfiles of each apart", to.LocalQueue, len(queues)))
+	}
 	var out []any
 	of := map[string]string{} // profile, by the name of the object
 	for _, g := range given {

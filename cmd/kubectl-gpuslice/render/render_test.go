@@ -2,7 +2,6 @@ package render
 
 import (
 	"fmt"
-	"maps"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -11,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/gpuslice/gpuslice/cmd/internal/kinds"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/config/catalog"
 	"github.com/gpuslice/gpuslice/test/agenttest"
@@ -132,10 +132,12 @@ func TestWhatPoolsGive(t *testing.T) {
 			pools: []Pool{{Name: "empty", Nodes: 1, GPUs: 1}},
 			want:  []Given{{Name: "empty", Profile: "empty", Labels: map[string]string{config.LabelMIGConfig: "empty"}}},
 		},
-		"as many labels as a flavor takes, without the profile's": {
+		"as many labels as a flavor takes": {
 			pools: []Pool{{Name: "many-marks", Nodes: 1, GPUs: 1}},
 			want: []Given{{
-				Name: "many-marks", Profile: "many-marks", Labels: maps.Clone(all.Profiles["many-marks"].Labels),
+				Name: "many-marks", Profile: "many-marks", Labels: map[string]string{
+					config.LabelProfile: "many-marks", "team-0": "a", "team-1": "a", "team-2": "a", "team-3": "a", "team-4": "a", "team-5": "a",
+				},
 				Offers: []Offer{{Resource: "nvidia.com/gpu", Total: 1, OfNode: 1, Replicas: 1}},
 			}},
 		},
@@ -149,6 +151,7 @@ func TestWhatPoolsGive(t *testing.T) {
 			got, left := Resolve(from, row.pools)
 			for i := range row.want {
 				row.want[i].Pools = row.pools
+				row.want[i].Labels["nvidia.com/mig.config.state"] = "success"
 			}
 			if diff := cmp.Diff(row.want, got); diff != "" || left != nil {
 				t.Errorf("left %v (-want +got):\n%s", left, diff)
@@ -264,11 +267,11 @@ func TestEachKindOfObjectIsWritten(t *testing.T) {
 	for name, objects := range map[string]func() ([]any, error){
 		"flavors": func() ([]any, error) { return Flavors(some(), "racks") },
 		"kueue": func() ([]any, error) {
-			return Kueue(some(), Queues{ClusterQueue: "gpus", Cohort: "all", Local: []string{"team-a/gpus", "team-b/slices"}})
+			return Kueue(some(), Queues{ClusterQueue: "gpus", Cohort: "all", Local: []LocalQueue{{"team-a", "gpus", "Training"}, {"team-b", "slices", "slices"}}})
 		},
 		"hardwareprofiles": func() ([]any, error) { return HardwareProfiles(some(), Profiles{Namespace: "redhat-ods-applications"}) },
 		"hardwareprofiles-queue": func() ([]any, error) {
-			return HardwareProfiles(some()[1:], Profiles{Namespace: "team", LocalQueue: "gpus"})
+			return HardwareProfiles(some()[1:3], Profiles{Namespace: "team", LocalQueue: "gpus"})
 		},
 		"quota": func() ([]any, error) {
 			return Quota(some(), "team", "gpus", []Priority{{"slices", -1}, {"Training", 1000}})
@@ -289,6 +292,59 @@ func TestEachKindOfObjectIsWritten(t *testing.T) {
 			}
 			agenttest.Golden(t, filepath.Join("testdata", "kinds", name+".yaml"), string(got), *update)
 		})
+	}
+}
+
+// What one class lacks, Kueue may never take from another: not by the next flavor, and not from the cohort.
+func TestNoQueueHasPoolsOfTwoClasses(t *testing.T) {
+	t.Parallel()
+	pool := func(name string, offers ...Offer) Given {
+		for i := range offers {
+			offers[i].Total, offers[i].Replicas = 4, max(offers[i].Replicas, 1)
+		}
+		return Given{Name: name, Profile: name, Offers: offers}
+	}
+	const gpu, slice = "nvidia.com/gpu", "nvidia.com/mig-1g.10gb"
+	all := []Given{
+		pool("research", Offer{Resource: gpu, Replicas: 3}), pool("critical", Offer{Resource: gpu, Device: "2g.20gb"}),
+		pool("training", Offer{Resource: gpu, Replicas: 2}), pool("small", Offer{Resource: gpu, Device: "1g.10gb"}), pool("whole", Offer{Resource: gpu}),
+		pool("half", Offer{Resource: gpu}, Offer{Resource: slice, Device: "1g.10gb"}), pool("packed", Offer{Resource: slice, Device: "1g.10gb", Replicas: 2}),
+		pool("empty"),
+	}
+	made, err := Kueue(all, Queues{ClusterQueue: "gpus", Cohort: "all"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, flavors := map[string][]string{}, map[string]bool{}
+	for _, object := range made {
+		if f, is := object.(*kinds.ResourceFlavor); is {
+			flavors[f.Name] = true
+		}
+		q, is := object.(*kinds.ClusterQueue)
+		if !is {
+			continue
+		}
+		at := q.Name + " in " + q.Spec.CohortName
+		for _, group := range q.Spec.ResourceGroups {
+			for _, f := range group.Flavors {
+				got[at] = append(got[at], f.Name+" "+f.Resources[0].Name)
+				if !flavors[f.Name] {
+					t.Errorf("%s names the flavor %s, which is not there", at, f.Name)
+				}
+			}
+		}
+	}
+	if diff := cmp.Diff(map[string][]string{
+		"gpus-shared in all-shared":    {"research " + gpu, "training " + gpu, "packed " + slice},
+		"gpus-mig-critical in all-mig": {"critical " + gpu},
+		"gpus-mig-small in all-mig":    {"small " + gpu},
+		"gpus-whole in all-whole":      {"whole " + gpu, "half-whole " + gpu},
+		"gpus-mig-half-mig in all-mig": {"half-mig " + slice},
+	}, got); diff != "" {
+		t.Errorf("queues (-want +got):\n%s", diff)
+	}
+	if _, err := Kueue(append(all, pool("half-mig")), Queues{ClusterQueue: "gpus"}); err == nil || err.Error() != "the flavors of half and half-mig would both be named half-mig: rename one of the two" {
+		t.Errorf("two flavors of a name: error %v", err)
 	}
 }
 
@@ -324,6 +380,7 @@ func TestWhatNoObjectHoldsIsRefused(t *testing.T) {
 		g.Offers[0].Resource, g.Offers[0].Device = fmt.Sprintf("nvidia.com/mig-%dg.10gb", i), fmt.Sprintf("%dg.10gb", i)
 		g.Pools = []Pool{{Name: g.Name, Nodes: 2, GPUs: 8, Model: "NVIDIA-H100"}}
 	}
+	shared := func(i int, g *Given) { device(i, g); g.Offers[0].Replicas = 2 }
 	queue := func(given []Given) ([]any, error) { return Kueue(given, Queues{ClusterQueue: "gpus"}) }
 	counted := func(given []Given) ([]any, error) { return KueueConfig(given, []string{"memory"}) }
 	prioritized := func(priorities ...Priority) func([]Given) ([]any, error) {
@@ -347,7 +404,7 @@ func TestWhatNoObjectHoldsIsRefused(t *testing.T) {
 			"65 profiles give nvidia.com/gpu, and a group of a ClusterQueue takes 64 flavors: render several queues",
 		},
 		"groups of a queue": {
-			queue, numbered(16, device), numbered(17, device), "the profiles give 17 resources that have nothing to do with each other, and a ClusterQueue takes 16: render several queues",
+			queue, numbered(16, shared), numbered(17, shared), "the profiles give 17 resources that have nothing to do with each other, and a ClusterQueue takes 16: render several queues",
 		},
 		"mappings of Kueue's config": {
 			func(given []Given) ([]any, error) { return KueueConfig(given, nil) }, numbered(16, device), numbered(17, device),

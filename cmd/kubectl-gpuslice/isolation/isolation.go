@@ -1,0 +1,169 @@
+// Package isolation says what keeps a pod apart from others on its GPU, and finds the queues of Kueue that do not keep to it.
+//
+// It reads no cluster and no file.
+package isolation
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/gpuslice/gpuslice/cmd/internal/kinds"
+	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/features"
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/catalog"
+	"github.com/gpuslice/gpuslice/config/sanitize"
+	"github.com/gpuslice/gpuslice/nvml"
+)
+
+// Class is what keeps the pods of a resource apart. The zero value is not known.
+type Class struct {
+	Kind   Kind
+	Device string // of KindMIG, "2g.20gb"; empty where it is not known
+}
+
+// Kind is a class without the size of its devices.
+type Kind string
+
+// The kinds.
+const (
+	KindShared Kind = "shared" // time-slicing or MPS, of GPUs or of MIG devices: pods feel each other
+	KindMIG    Kind = "mig"    // a MIG device for each pod
+	KindWhole  Kind = "whole"  // a GPU for each pod
+)
+
+// String is the class for people.
+func (c Class) String() string {
+	switch c.Kind {
+	case KindMIG:
+		return strings.TrimSpace("MIG " + sanitize.Cut(c.Device, longest))
+	case KindWhole:
+		return "whole GPUs"
+	case KindShared:
+	}
+	return string(c.Kind)
+}
+
+// longest bounds a name in a message, in characters.
+const longest = 100
+
+// Of is the class of devices that so many pods share each. Device is empty for GPUs.
+func Of(device string, replicas int) Class {
+	switch {
+	case replicas > 1:
+		return Class{Kind: KindShared}
+	case device != "":
+		return Class{KindMIG, device}
+	}
+	return Class{Kind: KindWhole}
+}
+
+// OfProfile is the class of a resource on nodes of a profile. Where it names no MIG strategy and leaves no GPU whole, nvidia.com/gpu is a MIG device.
+func OfProfile(p catalog.Profile, resource string) Class {
+	replicas := 1
+	if p.Sharing != nil {
+		for _, shared := range p.Sharing.Resources() {
+			if name, n := p.Sharing.Offered(shared); name == resource {
+				replicas = n
+			}
+		}
+	}
+	device := deviceOf(resource)
+	cutWhole := len(p.MIG) > 0 && !slices.ContainsFunc(p.MIG, func(r catalog.MIGRule) bool { return len(r.Devices) == 0 })
+	if p.MIGStrategy == config.MIGStrategySingle || p.MIGStrategy == "" && cutWhole && device == "" {
+		for _, rule := range p.MIG {
+			for profile := range rule.Devices {
+				device = profile
+			}
+		}
+	}
+	return Of(device, replicas)
+}
+
+// OfNode is the class of a resource on a node with labels of GPU feature discovery.
+func OfNode(labels map[string]string, resource string) Class {
+	plain := strings.TrimSuffix(resource, nvml.SharedSuffix)
+	replicas, err := strconv.Atoi(labels[plain+".replicas"])
+	strategy := catalog.SharingStrategy(labels[plain+".sharing-strategy"])
+	switch {
+	case plain != resource || replicas > 1 || strategy == catalog.SharingTimeSlicing || strategy == catalog.SharingMPS:
+		return Class{Kind: KindShared}
+	case err != nil && strategy != catalog.SharingNone:
+		return Class{}
+	}
+	device := deviceOf(resource)
+	if _, single, is := strings.Cut(labels[features.LabelProduct], "-MIG-"); is && device == "" {
+		device = single
+	}
+	return Of(device, 1)
+}
+
+// deviceOf is the MIG device that a resource is named after; empty if it is named after none.
+func deviceOf(resource string) string {
+	device, is := strings.CutPrefix(resource, nvml.ResourceMIGPrefix)
+	if !is {
+		return ""
+	}
+	return device
+}
+
+// Mixed says of each resource of a queue that the queue gives from flavors of several classes: Kueue takes the next flavor where one is full, so a pod
+// that needs one class runs on nodes of another. The classes of a flavor are those of its nodes.
+func Mixed(q kinds.ClusterQueue, classes func(flavor, resource string) []Class) (wrong []string) {
+	for _, group := range q.Spec.ResourceGroups {
+		for _, resource := range group.CoveredResources {
+			if !kinds.IsGPU(resource) {
+				continue
+			}
+			flavors := map[Class][]string{}
+			for _, f := range group.Flavors {
+				if !gives(f, resource, q.Spec.CohortName != "") {
+					continue
+				}
+				for _, class := range classes(f.Name, resource) {
+					if class != (Class{}) && !slices.Contains(flavors[class], f.Name) {
+						flavors[class] = append(flavors[class], f.Name)
+					}
+				}
+			}
+			if len(flavors) > 1 {
+				wrong = append(wrong, said(resource, flavors))
+			}
+		}
+	}
+	return wrong
+}
+
+// gives reports whether a queue may have any of a resource from the flavor, of its own or of its cohort's.
+func gives(f kinds.FlavorQuotas, resource string, cohort bool) bool {
+	return slices.ContainsFunc(f.Resources, func(r kinds.ResourceShare) bool {
+		borrows := cohort && (r.BorrowingLimit == nil || !r.BorrowingLimit.IsZero())
+		return r.Name == resource && (!r.NominalQuota.IsZero() || borrows)
+	})
+}
+
+func said(resource string, flavors map[Class][]string) string {
+	classes := slices.SortedFunc(maps.Keys(flavors), func(a, b Class) int {
+		return cmp.Or(strings.Compare(string(a.Kind), string(b.Kind)), strings.Compare(a.Device, b.Device))
+	})
+	var parts, twice []string
+	seen := map[string]bool{}
+	for _, c := range classes {
+		parts = append(parts, fmt.Sprintf("%s by %s", c, sanitize.Listed(flavors[c])))
+		for _, name := range flavors[c] {
+			if seen[name] && !slices.Contains(twice, name) {
+				twice = append(twice, name)
+			}
+			seen[name] = true
+		}
+	}
+	remedy := "make a ClusterQueue of each class, and one of each MIG pool, as kubectl gpuslice render kueue does"
+	if len(twice) > 0 {
+		remedy = fmt.Sprintf("the labels of %s select nodes of several classes: write those that kubectl gpuslice render kueue writes, and take labels of other pools off the nodes",
+			sanitize.Listed(twice))
+	}
+	return fmt.Sprintf("%s is %s: a pod that is to have one may get the other; %s", resource, sanitize.Listed(parts), remedy)
+}
