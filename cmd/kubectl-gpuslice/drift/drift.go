@@ -20,6 +20,7 @@ import (
 	"k8s.io/client-go/dynamic"
 
 	"github.com/gpuslice/gpuslice/cmd/internal/kinds"
+	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/isolation"
 	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/taints"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/config/sanitize"
@@ -38,6 +39,8 @@ type Finding struct {
 	Text  string
 	// Idle says that less is promised than offered, which may be meant; otherwise it is more.
 	Idle bool
+	// Mixed says that a queue gives pods of one class of isolation what is of another.
+	Mixed bool
 }
 
 // Report is what a cluster promises and offers.
@@ -80,6 +83,7 @@ func Find(ctx context.Context, client kube.Interface, objects dynamic.Interface,
 	}
 	c.compareFlavors()
 	c.compareQueues()
+	c.compareClasses()
 	c.compareQuotas()
 	c.compareLocalQueues()
 	c.compareHardwareProfiles()
@@ -258,6 +262,32 @@ func (c *comparison) closing(f kinds.FlavorSpec) (nodes int, lacking []string) {
 		}
 	}
 	return nodes, slices.Sorted(maps.Keys(lacks))
+}
+
+// compareClasses finds queues with nodes of several classes of isolation. Labels of GPU feature discovery have the class of a node as it is now, whatever
+// its other labels request; of nodes without them nothing is known.
+func (c *comparison) compareClasses() {
+	classes := func(flavor, resource string) (out []isolation.Class) {
+		at := slices.IndexFunc(c.flavors, func(f kinds.ResourceFlavor) bool { return f.Name == flavor })
+		if at < 0 {
+			return nil
+		}
+		selector := labels.SelectorFromSet(c.flavors[at].Spec.NodeLabels) // with the state of their change: it keeps pods off
+		for _, n := range c.nodes {
+			if _, offers := n.offers[corev1.ResourceName(resource)]; !offers || !selector.Matches(labels.Set(n.labels)) {
+				continue
+			}
+			if class := isolation.OfNode(n.labels, resource); !slices.Contains(out, class) {
+				out = append(out, class)
+			}
+		}
+		return out
+	}
+	for _, q := range c.queues {
+		for _, text := range isolation.Mixed(q, classes) {
+			c.Findings = append(c.Findings, Finding{About: "ClusterQueue " + q.Name, Text: text, Mixed: true})
+		}
+	}
 }
 
 // promise is how much of a resource the queues may admit by one flavor.

@@ -125,6 +125,75 @@ func TestAFlavorWhoseNodesAreAllClosedIsFoundOut(t *testing.T) {
 	}
 }
 
+// Nodes of several classes offer the same resource.
+func TestAQueueWithNodesOfSeveralClassesIsFoundOut(t *testing.T) {
+	labels := func(profile, more, product, strategy string) map[string]string {
+		out := map[string]string{"gpuslice.io/profile": profile, "nvidia.com/gpu.product": "NVIDIA-A100" + product, "nvidia.com/gpu.sharing-strategy": strategy}
+		if key, value, is := strings.Cut(more, "="); is {
+			out[key] = value
+		}
+		return out
+	}
+	shared, isolated := node("shared", labels("research", "", "-SHARED", "time-slicing"), "24"), node("isolated", labels("critical", "", "-MIG-2g.20gb", "none"), "24")
+	undone := node("undone", labels("critical", "nvidia.com/mig.config.state=failed", "-SHARED", "time-slicing"), "24")
+	of := func(flavors ...string) string {
+		var all []string
+		for _, name := range flavors {
+			all = append(all, "{name: "+name+", resources: [{name: nvidia.com/gpu, nominalQuota: 24}]}")
+		}
+		return "{apiVersion: kueue.x-k8s.io/v1beta2, kind: ClusterQueue, metadata: {name: gpus}, spec: {resourceGroups: [{coveredResources: [nvidia.com/gpu], flavors: [" + strings.Join(all, ",") + "]}]}}"
+	}
+	const two = "nvidia.com/gpu is MIG 2g.20gb by %; shared by "
+	for name, row := range map[string]struct {
+		nodes   []runtime.Object
+		objects []string
+		want    string
+	}{
+		"two flavors": {
+			[]runtime.Object{shared, isolated},
+			[]string{flavor("r", "gpuslice.io/profile: research"), flavor("c", "gpuslice.io/profile: critical"), of("r", "c")},
+			strings.Replace(two, "%", "c", 1) + "r: a pod that is to have one may get the other; make a ClusterQueue of each class",
+		},
+		"a queue of each": {
+			[]runtime.Object{shared, isolated},
+			[]string{flavor("r", "gpuslice.io/profile: research"), flavor("c", "gpuslice.io/profile: critical"), of("r"), strings.Replace(of("c"), "name: gpus", "name: other", 1)},
+			"",
+		},
+		"a node that was given back as it was": {
+			[]runtime.Object{isolated, undone},
+			[]string{flavor("c", "gpuslice.io/profile: critical"), of("c")},
+			strings.Replace(two, "%", "c", 1) + "c: a pod that is to have one may get the other; the labels of c select nodes of several classes: ",
+		},
+		"the same, kept off by its state": {
+			[]runtime.Object{node("isolated", labels("critical", "nvidia.com/mig.config.state=success", "-MIG-2g.20gb", "none"), "24"), undone},
+			[]string{flavor("c", "gpuslice.io/profile: critical, nvidia.com/mig.config.state: success"), of("c")},
+			"",
+		},
+		"a flavor that is not there, and nodes that offer none": {
+			[]runtime.Object{shared, node("isolated", isolated.Labels, "0")}, []string{flavor("r", "gpuslice.io/profile: research"), flavor("c", "gpuslice.io/profile: critical"), of("r", "c", "gone")}, "",
+		},
+	} {
+		var objects []runtime.Object
+		for _, text := range row.objects {
+			objects = append(objects, object(t, text))
+		}
+		report, err := drift.Find(t.Context(), clientset.Of(fake.NewClientset(row.nodes...)),
+			dynamicfake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), served, objects...), drift.Known{Groups: groups(served)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []string
+		for _, f := range report.Findings {
+			if f.Mixed {
+				got = append(got, f.About+": "+f.Text)
+			}
+		}
+		if text := strings.Join(got, "\n"); row.want == "" && text != "" || row.want != "" && !strings.HasPrefix(text, "ClusterQueue gpus: "+row.want) {
+			t.Errorf("%s: mixed are %q, want %q", name, text, row.want)
+		}
+	}
+}
+
 // A change of GPUs that NVIDIA's DRA driver allocates sets no taint.
 func TestWhichNodesAreChanging(t *testing.T) {
 	t.Parallel()

@@ -2,7 +2,6 @@ package validate
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -46,7 +45,7 @@ func againstCluster(ctx context.Context, o *cluster.Options, of cluster.AgentSet
 	return printDrift(out, report)
 }
 
-// printDrift prints what differs. The error says how many promises cannot be kept.
+// printDrift prints what differs. The error says how many promises cannot be kept, and how many queues mix classes.
 func printDrift(out *cli.Printer, r drift.Report) error {
 	var read []string
 	for _, kind := range slices.Sorted(maps.Keys(r.Read)) {
@@ -66,12 +65,17 @@ func printDrift(out *cli.Printer, r drift.Report) error {
 		out.Printf("changing, and counted in their present state: %s\n", sanitize.Message(strings.Join(r.Changing, "\n"), longestLine))
 	}
 	printDRA(out, r)
-	broken, printed := 0, 0
+	broken, mixed, printed := 0, 0, 0
 	for _, f := range r.Findings {
-		verdict := "idle"
-		if !f.Idle {
+		verdict := "drift"
+		switch {
+		case f.Idle:
+			verdict = "idle"
+		case f.Mixed:
+			mixed++
+			verdict = "mixed"
+		default:
 			broken++
-			verdict = "drift"
 		}
 		if printed++; printed <= maxMistakes {
 			out.Printf("%-5s  %s: %s\n", verdict, sanitize.Cut(f.About, manifest.LongestName), sanitize.Cut(f.Text, longestLine))
@@ -80,16 +84,28 @@ func printDrift(out *cli.Printer, r drift.Report) error {
 	if more := printed - maxMistakes; more > 0 {
 		out.Printf("and %d more\n", more)
 	}
-	switch {
-	case out.Err != nil:
+	if out.Err != nil {
 		return out.Err
-	case broken == 1:
-		return errors.New("the cluster promises GPUs that its nodes do not offer, once: see above, and kubectl gpuslice render")
-	case broken > 1:
-		return fmt.Errorf("the cluster promises GPUs that its nodes do not offer, %d times: see above, and kubectl gpuslice render", broken)
+	}
+	var wrong []string
+	if broken > 0 {
+		wrong = append(wrong, "the cluster promises GPUs that its nodes do not offer, "+times(broken))
+	}
+	if mixed > 0 {
+		wrong = append(wrong, "queues mix classes of isolation, "+times(mixed))
+	}
+	if len(wrong) > 0 {
+		return fmt.Errorf("%s: see above, and kubectl gpuslice render", strings.Join(wrong, "; "))
 	}
 	out.Printf("no quota, queue or hardware profile promises more than the nodes offer\n")
 	return out.Err
+}
+
+func times(n int) string {
+	if n == 1 {
+		return "once"
+	}
+	return fmt.Sprintf("%d times", n)
 }
 
 // printDRA names the nodes of NVIDIA's DRA driver, and says who cuts their GPUs.

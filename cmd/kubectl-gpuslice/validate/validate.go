@@ -43,7 +43,8 @@ func Command(o *cluster.Options) *cobra.Command {
 			"mig-parted's format, configs of NVIDIA's device plugin, or manifests with ConfigMaps of any of them, or values of the GPU Operator's chart.\n" +
 			"It reports all mistakes at once.\n" +
 			"It also reads manifests of Kueue's ResourceFlavor, ClusterQueue and LocalQueue, and of HardwareProfile, ResourceQuota and PriorityClass.\n" +
-			"With --against-cluster it reads these objects from the cluster, and says where they promise GPUs that no node offers.\n" +
+			"With --against-cluster it reads these objects from the cluster, and says where they promise GPUs that no node offers, and which queues give a pod\n" +
+			"of one class of isolation (time-slicing or MPS, MIG, whole GPUs) what is of another.\n" +
 			"Files do not say which nodes have NVIDIA's DRA driver, which allocates no parts of instances and shares devices by claims alone:\n" +
 			"--against-cluster checks the labels of such nodes.\n" +
 			"For maintenance it says when each pool opens next for as long as a change is estimated to take.",
@@ -73,12 +74,13 @@ func Command(o *cluster.Options) *cobra.Command {
 					return err
 				}
 			}
+			v.classes.check(&v)
 			return v.result()
 		},
 	}
 	of.Bind(c.Flags())
 	c.Flags().StringArrayVarP(&files, "file", "f", nil, "file or folder of files to check, several by several flags; - for standard input")
-	c.Flags().BoolVar(&against, "against-cluster", false, "compare the cluster's quotas, queues and hardware profiles with what its nodes offer")
+	c.Flags().BoolVar(&against, "against-cluster", false, "compare the cluster's quotas, queues and hardware profiles with what its nodes offer, and its queues with the classes of its nodes")
 	c.Flags().StringArrayVar(&autoscaled, "autoscaled", nil, "with --against-cluster: ResourceFlavor or HardwareProfile with nodes that an autoscaler creates on demand: too few of them, or none, are no drift; several by several flags")
 	c.Flags().BoolVar(&foreign, "ignore-foreign", false,
 		"pass over files for other programs, and accept that nothing here is for gpuslice, as in a folder of all kinds of manifests")
@@ -200,6 +202,7 @@ type fileCheck struct {
 	right, wrong int
 	foreign      bool     // a file without anything for gpuslice is no error
 	unused       []string // files and folders without anything for gpuslice
+	classes      queuedClasses
 
 	printed  map[string]int // pieces of the file, by result
 	mistakes int            // mistakes of the file
@@ -252,6 +255,7 @@ func (c *fileCheck) file(name string, text []byte) {
 		c.piece(p)
 		policies.note(p)
 		queues.note(p)
+		c.classes.note(p)
 	}}
 	r.Read(name, text)
 	if !anything {

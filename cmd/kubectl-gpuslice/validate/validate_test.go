@@ -14,7 +14,9 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/tools/txtar"
 
+	"github.com/gpuslice/gpuslice/cmd/internal/cli"
 	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/cluster"
+	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/drift"
 	"github.com/gpuslice/gpuslice/test/agenttest"
 )
 
@@ -317,5 +319,27 @@ func TestValidateKeepsNoDocumentInMemory(t *testing.T) {
 				t.Errorf("it holds %d MiB, want at most 8", took>>20)
 			}
 		})
+	}
+}
+
+func TestWhatIsSaidOfFindings(t *testing.T) {
+	t.Parallel()
+	idle, broken, mixed := drift.Finding{About: "a", Text: "x", Idle: true}, drift.Finding{About: "b", Text: "y"}, drift.Finding{About: "c", Text: "z", Mixed: true}
+	const promises, mixes, see = "the cluster promises GPUs that its nodes do not offer, ", "queues mix classes of isolation, ", ": see above, and kubectl gpuslice render"
+	for name, row := range map[string]struct {
+		found     []drift.Finding
+		said, err string
+	}{
+		"nothing":         {nil, "no quota, queue or hardware profile promises more than the nodes offer\n", ""},
+		"less":            {[]drift.Finding{idle}, "idle   a: x\nno quota, queue or hardware profile promises more than the nodes offer\n", ""},
+		"more, and less":  {[]drift.Finding{broken, idle}, "drift  b: y\nidle   a: x\n", promises + "once" + see},
+		"mixed":           {[]drift.Finding{mixed, mixed}, "mixed  c: z\nmixed  c: z\n", mixes + "2 times" + see},
+		"mixed, and more": {[]drift.Finding{mixed, broken}, "mixed  c: z\ndrift  b: y\n", promises + "once; " + mixes + "once" + see},
+	} {
+		var said strings.Builder
+		err := printDrift(&cli.Printer{W: &said}, drift.Report{Findings: row.found})
+		if got := strings.TrimPrefix(said.String(), "read: nothing that promises GPUs\n"); got != row.said || err == nil && row.err != "" || err != nil && err.Error() != row.err {
+			t.Errorf("%s: it says %q, error %v, want %q and %q", name, got, err, row.said, row.err)
+		}
 	}
 }

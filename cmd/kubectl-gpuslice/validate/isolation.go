@@ -1,0 +1,94 @@
+package validate
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/gpuslice/gpuslice/cmd/internal/kinds"
+	"github.com/gpuslice/gpuslice/cmd/internal/manifest"
+	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/isolation"
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/catalog"
+	"github.com/gpuslice/gpuslice/config/document"
+	"github.com/gpuslice/gpuslice/config/migparted"
+	"github.com/gpuslice/gpuslice/config/sanitize"
+)
+
+// queuedClasses finds the ClusterQueues of all files that mix pools with pods which something else keeps apart. The flavors' labels name profiles and MIG
+// configs, which say so; of those that are in no file it says nothing.
+type queuedClasses struct {
+	profiles map[string]catalog.Profile
+	configs  map[string]catalog.MIGConfig
+	labels   map[string]map[string]string // of nodes, by flavor
+	queues   []placedQueue
+}
+
+// placedQueue is a ClusterQueue, and where it is written.
+type placedQueue struct {
+	at    string
+	queue kinds.ClusterQueue
+}
+
+func (q *queuedClasses) note(p manifest.Piece) {
+	switch kind, _ := p.Top["kind"].(string); {
+	case p.Format == manifest.Profiles:
+		if profiles, err := catalog.ParseProfiles(p.Text); err == nil {
+			q.profiles = added(q.profiles, profiles)
+		}
+	case p.Format == manifest.MIGConfigs:
+		if configs, err := migparted.Parse(p.Text); err == nil {
+			q.configs = added(q.configs, configs)
+		}
+	case kind == kinds.KindResourceFlavor:
+		var f kinds.ResourceFlavor
+		if document.ManifestInto(p.Text, &f) == nil {
+			q.labels = added(q.labels, map[string]map[string]string{f.Name: f.Spec.NodeLabels})
+		}
+	case kind == kinds.KindClusterQueue:
+		var of kinds.ClusterQueue
+		if document.ManifestInto(p.Text, &of) == nil && len(q.queues) < maxFlavors {
+			q.queues = append(q.queues, placedQueue{p.At, of})
+		}
+	}
+}
+
+// added has as many as maxFlavors.
+func added[T any](to, more map[string]T) map[string]T {
+	if to == nil {
+		to = map[string]T{}
+	}
+	for name, one := range more {
+		if len(to) < maxFlavors {
+			to[name] = one
+		}
+	}
+	return to
+}
+
+func (q *queuedClasses) classes(flavor, resource string) []isolation.Class {
+	labels := q.labels[flavor]
+	profile, isProfile := q.profiles[labels[config.LabelProfile]]
+	rules, isConfig := q.configs[labels[config.LabelMIGConfig]]
+	switch known := isolation.OfNode(labels, resource); {
+	case known != (isolation.Class{}):
+		return []isolation.Class{known}
+	case isProfile:
+		return []isolation.Class{isolation.OfProfile(profile, resource)}
+	case isConfig && labels[config.LabelProfile] == "" && labels[config.LabelDevicePluginConfig] == "":
+		return []isolation.Class{isolation.OfProfile(catalog.Profile{MIG: rules}, resource)}
+	}
+	return nil
+}
+
+func (q *queuedClasses) check(v *fileCheck) {
+	v.printed, v.mistakes = map[string]int{}, 0
+	for _, of := range q.queues {
+		var wrong []error
+		for _, text := range isolation.Mixed(of.queue, q.classes) {
+			wrong = append(wrong, fmt.Errorf("spec.resourceGroups: %s", text))
+		}
+		if len(wrong) > 0 {
+			v.report(of.at+", ClusterQueue "+sanitize.Cut(of.queue.Name, manifest.LongestName), "", errors.Join(wrong...))
+		}
+	}
+}
