@@ -78,10 +78,23 @@ func hasAny(n *corev1.Node, want demand.Want) bool {
 	return false
 }
 
-// HasGPUs reports whether the node shows GPUs, by its resources or by an agent's report.
+// HasGPUs reports whether the node has ever shown GPUs, as the agents have it that count a pool's nodes: by a resource, of which none may be left, by an agent's
+// condition, or by its fence.
 func HasGPUs(n *corev1.Node) bool {
-	_, reported := n.Annotations[config.AnnotationStatus]
-	return reported || slices.ContainsFunc(slices.Collect(maps.Keys(n.Status.Allocatable)), func(name corev1.ResourceName) bool { return nvml.GPUResource(string(name)) })
+	for _, resources := range []corev1.ResourceList{n.Status.Capacity, n.Status.Allocatable} {
+		for name := range resources {
+			if nvml.GPUResource(string(name)) {
+				return true
+			}
+		}
+	}
+	return IsChanging(n) || slices.ContainsFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool { return c.Type == config.ConditionGPUPartitionReady })
+}
+
+// IsChanging reports whether an agent changes the node, by its journal or by its fence: either may be gone.
+func IsChanging(n *corev1.Node) bool {
+	_, journal := n.Annotations[config.AnnotationJournal]
+	return journal || slices.ContainsFunc(n.Spec.Taints, func(t corev1.Taint) bool { return t.Key == config.TaintRepartitioning })
 }
 
 // largest names the largest profile of each model.

@@ -339,6 +339,14 @@ func TestAdvice(t *testing.T) {
 			n.Status.Conditions[0].Reason = string(reason)
 		})
 	}
+	// fills is a pool that one unavailable node fills.
+	fills := func(change func(n *corev1.Node)) func(w adviser) {
+		return func(w adviser) {
+			w.pool("gpu-9", "off:team/other")
+			w.Edit("gpu-9", change)
+			w.maintenance(onePool + "maxUnavailable: 1}]\n")
+		}
+	}
 	four := func(w adviser) {
 		for _, name := range []string{"team/a", "team/b", "team/c", "team/d"} {
 			w.pod(name, mig3)
@@ -520,6 +528,23 @@ func TestAdvice(t *testing.T) {
 				w.Edit("gpu-9", func(n *corev1.Node) { n.Spec.Unschedulable = true })
 				w.maintenance(onePool + "maxUnavailable: 1}]\n")
 			}), code: 4, says: []string{"NeedsWindow", "pool all lets 1 node be unavailable at once, and no further change begins before one is back: gpu-9: cordoned"},
+		},
+		"a pool that a node fills by the agent's taint alone": {
+			build: then(idle, waits, fills(func(n *corev1.Node) {
+				n.Spec.Taints = []corev1.Taint{{Key: config.TaintRepartitioning, Effect: corev1.TaintEffectNoSchedule}}
+			})), code: 4, says: []string{"NeedsWindow", "gpu-9: being changed by gpuslice"},
+		},
+		"a pool that a node fills with the condition alone": {
+			build: then(idle, waits, fills(func(n *corev1.Node) {
+				n.Spec.Unschedulable, n.Status.Allocatable = true, nil
+				delete(n.Annotations, config.AnnotationStatus)
+			})), code: 4, says: []string{"NeedsWindow", "gpu-9: cordoned"},
+		},
+		"a pool that a node fills with the capacity alone": {
+			build: then(idle, waits, fills(func(n *corev1.Node) {
+				n.Spec.Unschedulable, n.Status.Capacity, n.Status.Allocatable, n.Status.Conditions = true, n.Status.Allocatable, nil, nil
+				delete(n.Annotations, config.AnnotationStatus)
+			})), code: 4, says: []string{"NeedsWindow", "gpu-9: cordoned"},
 		},
 		"a pool with room": {
 			build: then(idle, waits, func(w adviser) {

@@ -91,8 +91,7 @@ func (a *advice) full(schedule maintenance.Maintenance, pool maintenance.Pool, b
 			continue
 		}
 		members++
-		_, changing := n.Annotations[config.AnnotationJournal]
-		if why := managed.Unavailable(n, changing, a.agents.StartupTaints().Has); why != "" && n.Name != but.Name {
+		if why := managed.Unavailable(n, judge.IsChanging(n), a.agents.StartupTaints().Has); why != "" && n.Name != but.Name {
 			unavailable = append(unavailable, n.Name+": "+why)
 		}
 	}
