@@ -111,7 +111,12 @@ test-binaries: ## what make test starts, into the user's cache: Kubernetes, etcd
 .PHONY: demo
 demo: ## watch a node with eight simulated GPUs being repartitioned, on a real control plane (DRA=1: by NVIDIA's DRA driver)
 	@echo "compiling the demo: two minutes the first time, seconds later"
-	go run ./test/demo $(if $(DRA),--dra)
+	@go run ./test/playground demo $(if $(DRA),--dra)
+
+.PHONY: playground
+playground: ## a shell on a cluster with simulated GPUs, and ten things to try in it
+	@echo "compiling the playground: two minutes the first time, seconds later"
+	@go run ./test/playground
 
 .PHONY: bench
 bench: ## tables of figures: gpuslice beside NVIDIA's mig-parted, mig-manager and device plugin, on the same simulated GPUs (needs dbus-daemon)
@@ -177,7 +182,7 @@ push: ## the image of this checkout, into the registry of IMAGE (IMAGE=registry.
 	@$(call pushed,bin/image/gpuslice-agent-$(IMAGE_VERSION).tar,$(IMAGE_VERSION))
 
 .PHONY: release
-release: ## all that a release has, into RELEASE: image, chart, manifests, plugin, notes, checksums (VERSION=v1.2.3 IMAGE=registry…; needs both C compilers)
+release: ## all that a release has, into RELEASE: image, chart, manifests, plugin, playground, notes, checksums (VERSION=v1.2.3 IMAGE=registry…; needs both C compilers, and xz)
 	go run ./test/release -version '$(VERSION)' -image '$(IMAGE)' -out '$(RELEASE)' $(RELEASEFLAGS)
 
 # The release is not made again: its manifests name the digest of this image.

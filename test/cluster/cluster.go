@@ -227,7 +227,8 @@ func (c *Cluster) kubectl() string { return filepath.Join(c.binaries, "kubectl")
 // kubectl reads, and would take a test's result from its cache after such a file has changed. Apply and Kubectl are for those.
 func (c *Cluster) RunKubectl(ctx context.Context, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, c.kubectl(), append([]string{"--kubeconfig", c.AdminKubeconfig()}, args...)...)
-	cmd.Env = append(os.Environ(), "KUBERC=off") // the user's defaults and aliases are for the user's clusters
+	// The user's defaults and aliases are for the user's clusters, and so is the cache.
+	cmd.Env = append(os.Environ(), "KUBERC=off", "KUBECACHEDIR="+c.file("cache"))
 	out, err := cmd.CombinedOutput()
 	if err != nil {
 		return "", fmt.Errorf("kubectl %q: %w\n%s", args, err, out)

@@ -18,8 +18,8 @@ import (
 
 // foresee draws what the config does to the GPUs of the node, as "gpuslice-agent plan --offline" does it by the same code. It
 // needs no cluster and nothing that has to be built: people look at it while the rest is built.
-func foresee(ctx context.Context, out *screen, name string, dra bool) (err error) {
-	spec, err := gpusim.ParseSpec(fmt.Appendf(nil, hardware, gpus[mainNode]))
+func (o options) foresee(ctx context.Context, out *screen) (err error) {
+	spec, err := o.machines()[0].spec()
 	if err != nil {
 		return err
 	}
@@ -37,11 +37,11 @@ func foresee(ctx context.Context, out *screen, name string, dra bool) (err error
 	if err != nil {
 		return fmt.Errorf("looking at the GPUs of the plan: %w", err)
 	}
-	p, err := preview.Offline{GPUs: before, Catalog: catalog.Merge(catalog.Generate(before), nil), ByClaims: dra}.Plan(config.LabelMIGConfig, name)
+	p, err := preview.Offline{GPUs: before, Catalog: catalog.Merge(catalog.Generate(before), nil), ByClaims: o.dra}.Plan(config.LabelMIGConfig, o.config)
 	if err != nil {
-		return fmt.Errorf("%s cannot be: %w", name, err)
+		return fmt.Errorf("%s cannot be: %w", o.config, err)
 	}
-	out.section(fmt.Sprintf("The plan: what nvidia.com/mig.config=%s will do to %s, solved without touching a GPU", name, mainNode))
+	out.section(fmt.Sprintf("The plan: what nvidia.com/mig.config=%s will do to %s", o.config, mainNode))
 	drawn(out, "now ", p.Before)
 	drawn(out, "then", p.After)
 	out.line("%s", inWords(p.Steps))
@@ -60,7 +60,7 @@ func drawn(out *screen, when string, gpus []nvml.GPU) {
 		if end > i+1 {
 			which = fmt.Sprintf("GPU %d-%d", gpus[i].Index, gpus[end-1].Index)
 		}
-		out.line("%s %-7s %s", when, which, drawn)
+		out.raw(fmt.Sprintf("  %s %-7s %s", when, which, drawn))
 		i = end
 	}
 }
