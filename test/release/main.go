@@ -1,6 +1,6 @@
 // Command release makes all parts of a release in one folder. It makes the container image as an OCI archive with bills of materials,
 // the Helm chart, and a manifest for each way of installing. It makes kubectl's plugin for every system that people work on, with the
-// manifest of krew. It adds notes from the commits' subjects, and checksums of it all. "make release" runs it; it publishes nothing.
+// manifest of krew, and the playground's archive. It adds notes from the commits' subjects, and checksums of it all. "make release" runs it; it publishes nothing.
 package main
 
 import (
@@ -34,6 +34,7 @@ type release struct {
 	digest    string // of the agent's image, once that is made
 	platforms []string
 	images    string    // architectures of the image, separated by commas; empty for those that a compiler is here for
+	plays     bool      // with the playground
 	at        time.Time // of the commit: what is made of it is the same whenever it is made
 }
 
@@ -48,6 +49,7 @@ func main() {
 	flag.StringVar(&r.agent, "image", shippedImage, "name of the agent's image in the registry that it will be pushed to, without a tag")
 	flag.StringVar(&platforms, "platforms", "linux/amd64,linux/arm64,darwin/amd64,darwin/arm64,windows/amd64", "systems of kubectl's plugin")
 	flag.StringVar(&r.images, "images", "amd64,arm64", "architectures of the image")
+	flag.BoolVar(&r.plays, "playground", true, "with the archive of the playground, which takes minutes to compress")
 	flag.Parse()
 	r.platforms = strings.Split(platforms, ",")
 	if err := r.make(ctx); err != nil {
@@ -102,7 +104,7 @@ func (r *release) parts(ctx context.Context) error {
 	for _, part := range []struct {
 		name string
 		make func(context.Context) error
-	}{{"image", r.image}, {"chart", r.chart}, {"manifests", r.manifests}, {"plugin", r.plugins}, {"notes", r.notes}, {"checksums", r.checksums}} {
+	}{{"image", r.image}, {"chart", r.chart}, {"manifests", r.manifests}, {"plugin", r.plugins}, {"playground", r.playground}, {"notes", r.notes}, {"checksums", r.checksums}} {
 		began := time.Now()
 		if err := part.make(ctx); err != nil {
 			return fmt.Errorf("%s: %w", part.name, err)
@@ -216,6 +218,20 @@ func (r *release) plugins(ctx context.Context) error {
 		packed = append(packed, one)
 	}
 	return r.krew(packed)
+}
+
+// playground packs the playground.
+func (r *release) playground(ctx context.Context) error {
+	if !r.plays {
+		return nil
+	}
+	tool, err := binaries.Builder{Log: os.Stderr}.Tool(ctx, "./test/playground")
+	if err != nil {
+		return err //nolint:wrapcheck // it says what was built
+	}
+	says, err := output(ctx, nil, tool, "bundle", "--output", filepath.Join(r.out, "gpuslice-playground-linux-amd64.tar.xz"))
+	fmt.Println(says)
+	return err
 }
 
 // notes says what has changed since the release before, by the subjects of the commits: those of one part together.

@@ -38,7 +38,7 @@ func TestARelease(t *testing.T) {
 	crane := pinned(t, "image", "crane")
 	out, at := filepath.Join(t.TempDir(), "release"), registry(t, crane)
 	platform := runtime.GOOS + "/" + runtime.GOARCH
-	if said, err := releases(t, "-version", "v9.8.7", "-out", out, "-image", at+"/gpuslice/gpuslice-agent", "-platforms", platform, "-images", runtime.GOARCH); err != nil {
+	if said, err := releases(t, "-version", "v9.8.7", "-out", out, "-image", at+"/gpuslice/gpuslice-agent", "-platforms", platform, "-images", runtime.GOARCH, "-playground=false"); err != nil {
 		t.Fatalf("%v\n%s", err, said)
 	}
 	has := map[string][]byte{}
