@@ -43,7 +43,7 @@ func CheckStrategy(gpus []nvml.GPU, strategy config.MIGStrategy) error {
 	}
 	for _, g := range gpus {
 		for _, d := range devices(g) {
-			if strings.Count(d, ".") > 1 {
+			if size, _, _ := strings.Cut(d, "+"); strings.Count(size, ".") > 1 { // "1c.3g.40gb", and not "1g.24gb+me.all"
 				return refuse("it exits on a device %s of %s, which is a part of a GPU instance: leave instances whole", d, nameOf(g))
 			}
 		}

@@ -38,3 +38,14 @@ func TestTheStrategyThatFitsIsTheOneThatIsThereWhereThatWillDo(t *testing.T) {
 		}
 	}
 }
+
+// NVIDIA's plugin advertises each profile that instances have, and exits on devices that share one.
+func TestOnlyAPartOfAnInstanceIsOne(t *testing.T) {
+	t.Parallel()
+	for device, part := range map[string]bool{"1g.24gb": false, "1g.24gb+me.all": false, "2g.48gb-me": false, "1c.3g.40gb": true, "1c.2g.48gb+me.all": true} {
+		gpu := nvml.GPU{Enabled: true, Capable: true, Instances: []nvml.Instance{{Devices: []nvml.Device{{Profile: device}}}}}
+		if err := catalog.CheckStrategy([]nvml.GPU{gpu}, config.MIGStrategyMixed); (err != nil) != part {
+			t.Errorf("%s: %v", device, err)
+		}
+	}
+}
