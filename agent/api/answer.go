@@ -1,6 +1,8 @@
 package api
 
 import (
+	"reflect"
+	"slices"
 	"time"
 
 	"github.com/gpuslice/gpuslice/config"
@@ -48,6 +50,33 @@ type Recut struct {
 	After  Layout `json:"after"`
 	// AtReboot: the GPUs stay as they are until the node's next reboot, and the change goes on after it.
 	AtReboot bool `json:"atReboot,omitempty"`
+}
+
+// Recuts are GPUs before and after a change, those that are alike together. AtReboot are those that wait for the node's next reboot.
+func Recuts(before, after, atReboot []nvml.GPU) (out []Recut) {
+	for i, g := range before {
+		one := Recut{
+			Model: g.Model, Slices: g.MemorySlices(), Before: layout(g), After: layout(after[i]),
+			AtReboot: slices.ContainsFunc(atReboot, func(at nvml.GPU) bool { return at.UUID == g.UUID }),
+		}
+		same := slices.IndexFunc(out, func(other Recut) bool {
+			other.GPUs = nil
+			return reflect.DeepEqual(other, one)
+		})
+		if same < 0 {
+			same, out = len(out), append(out, one)
+		}
+		out[same].GPUs = append(out[same].GPUs, g.Index)
+	}
+	return out
+}
+
+func layout(g nvml.GPU) Layout {
+	out := Layout{MIG: g.Enabled, Lost: g.Lost}
+	for _, p := range g.Geometry() {
+		out.Instances = append(out.Instances, Place{Is: p.String(), At: p.Start, Size: p.Size})
+	}
+	return out
 }
 
 // Layout is how a GPU is cut.

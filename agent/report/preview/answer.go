@@ -3,13 +3,11 @@ package preview
 import (
 	"fmt"
 	"maps"
-	"reflect"
 	"slices"
 	"unicode/utf8"
 
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/plan"
-	"github.com/gpuslice/gpuslice/nvml"
 )
 
 // Bounds of an answer: all annotations of a node together may take 256 KiB.
@@ -34,7 +32,7 @@ func (p Result) AddTo(out *api.Answer) {
 	}
 	out.MoreLost, out.Notes, out.Unsure = len(p.Lost)-len(out.Lost), p.Notes, Shortened(p.Unsure)
 	if out.Offers, out.Takes, out.Measured = Shortened(p.Offers), api.Duration(p.Takes), p.Measured; len(p.Steps) > 0 {
-		out.GPUs = p.recuts()
+		out.GPUs = api.Recuts(p.Before, p.After, p.AtReboot)
 	}
 	for _, what := range p.Asked[:min(len(p.Asked), mostAsked)] {
 		out.Asked = append(out.Asked, Shortened(what))
@@ -42,33 +40,6 @@ func (p Result) AddTo(out *api.Answer) {
 	if more := len(p.Asked) - len(out.Asked); more > 0 {
 		out.Asked = append(out.Asked, fmt.Sprintf("and %d more", more))
 	}
-}
-
-// recuts are the GPUs before and after the change, those that are alike together.
-func (p Result) recuts() (out []api.Recut) {
-	for i, g := range p.Before {
-		one := api.Recut{
-			Model: g.Model, Slices: g.MemorySlices(), Before: layout(g), After: layout(p.After[i]),
-			AtReboot: slices.ContainsFunc(p.AtReboot, func(at nvml.GPU) bool { return at.UUID == g.UUID }),
-		}
-		same := slices.IndexFunc(out, func(other api.Recut) bool {
-			other.GPUs = nil
-			return reflect.DeepEqual(other, one)
-		})
-		if same < 0 {
-			same, out = len(out), append(out, one)
-		}
-		out[same].GPUs = append(out[same].GPUs, g.Index)
-	}
-	return out
-}
-
-func layout(g nvml.GPU) api.Layout {
-	out := api.Layout{MIG: g.Enabled, Lost: g.Lost}
-	for _, p := range g.Geometry() {
-		out.Instances = append(out.Instances, api.Place{Is: p.String(), At: p.Start, Size: p.Size})
-	}
-	return out
 }
 
 // leaving names the pods that the steps evict.

@@ -62,8 +62,8 @@ func factsOf(a *api.Answer) (out []fact) {
 			out = append(out, fact{heading, what, speaks})
 		}
 	}
+	add("offers then", a.Offers, false)
 	if changes(a) {
-		add("offers then", a.Offers, false)
 		add("pods", leavers(a), true)
 		add("takes", takes(a), false)
 	}
@@ -115,7 +115,7 @@ func unchanged(r *api.Recut) bool { return !r.AtReboot && reflect.DeepEqual(r.Be
 func captionOf(r *api.Recut) string {
 	name := "GPU " + ranges(r.GPUs)
 	if r.Model != "" {
-		name += "  " + r.Model
+		name += " " + r.Model
 	}
 	switch {
 	case r.Before.Lost:

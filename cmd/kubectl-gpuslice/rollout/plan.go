@@ -19,9 +19,10 @@ import (
 // Plan is the command.
 func Plan(o *cluster.Options) *cobra.Command {
 	var a application
+	var off offline
 	var format string
 	c := &cobra.Command{
-		Use:   "plan (-l SELECTOR | NODE...) [--profile NAME | --mig-config NAME | --device-plugin-config NAME] [-o json|yaml|html]",
+		Use:   "plan (-l SELECTOR | NODE... | --gpus COUNTxMODEL [-f FILE]) [--profile NAME | --mig-config NAME | --device-plugin-config NAME] [-o json|yaml|html]",
 		Short: "Say what the nodes would do for a config, or have left to do; nothing is labelled",
 		Long: `Asks the agent of each node for its plan: the GPUs before and after, what the node
 offers then, which pods would have to leave, whether they fit on other nodes, and
@@ -41,6 +42,14 @@ ends; 1 an agent does not answer, or something else went wrong; 130 interrupted.
 			if !slices.Contains([]string{"", output.JSON, output.YAML, output.HTML}, format) {
 				return fmt.Errorf("flag --output is %q: it must be %s, %s or %s", format, output.JSON, output.YAML, output.HTML)
 			}
+			switch {
+			case off.gpus != "" && len(args) > 0:
+				return fmt.Errorf("--gpus asks no node: leave out %s", strings.Join(args, ", "))
+			case off.gpus != "":
+				return off.plan(cmd, &a, format)
+			case len(off.files) > 0:
+				return errors.New("--file goes with --gpus: on a node, its agent has the configs")
+			}
 			client, err := o.Client()
 			if err != nil {
 				return err
@@ -57,6 +66,9 @@ ends; 1 an agent does not answer, or something else went wrong; 130 interrupted.
 		},
 	}
 	a.bind(c, o)
+	c.Flags().StringVar(&off.gpus, "gpus", "", "plan for GPUs that are not there, COUNTxMODEL, as 8xH100-80GB; asks no cluster")
+	c.Flags().StringArrayVarP(&off.files, "file", "f", nil, "with --gpus: file or folder of MIG configs, profiles or configs of the device plugin; several by several flags; - for standard input")
+	c.MarkFlagsMutuallyExclusive("gpus", "selector")
 	c.Flags().StringVarP(&format, "output", "o", "", output.JSON+", "+output.YAML+" or "+output.HTML+", a page for a browser")
 	cluster.CompleteFlag(c, "output", output.JSON, output.YAML, output.HTML)
 	return c
