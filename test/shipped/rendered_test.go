@@ -33,7 +33,7 @@ func start(t *testing.T) *cluster.Cluster {
 		crds := filepath.Join(kueue(t), "config", "components", "crd", "bases")
 		names := []string{"hardwareprofiles.infrastructure.opendatahub.io"}
 		args := []string{"create", "-f", filepath.Join("testdata", "hardwareprofiles.yaml")}
-		for _, plural := range []string{"resourceflavors", "clusterqueues", "localqueues"} {
+		for _, plural := range []string{"resourceflavors", "clusterqueues", "localqueues", "workloadpriorityclasses"} {
 			args = append(args, "-f", filepath.Join(crds, "kueue.x-k8s.io_"+plural+".yaml"))
 			names = append(names, plural+".kueue.x-k8s.io")
 		}

@@ -46,6 +46,12 @@ var known = map[string]kind{
 		into:  func() any { return &LocalQueue{} },
 		check: func(o any) []error { return checkOf(o, checkLocalQueue) },
 	},
+	KindWorkloadPriorityClass: {
+		version: KueueVersion, replaced: oldKueue,
+		moved: map[string]string{"globalDefault": "is of PriorityClass: workloads without a WorkloadPriorityClass have the priority of their pods"},
+		into:  func() any { return &WorkloadPriorityClass{} },
+		check: func(any) []error { return nil },
+	},
 	KindHardwareProfile: {
 		version: HardwareProfileVersion,
 		replaced: map[string]string{

@@ -1,5 +1,5 @@
-// Package kinds knows the kinds of objects that distribute the slices of a cluster's GPUs: Kueue's ResourceFlavor, ClusterQueue and
-// LocalQueue, OpenShift AI's HardwareProfile, and Kubernetes' ResourceQuota and PriorityClass. It has their fields, and says what is wrong
+// Package kinds knows the kinds of objects that distribute the slices of a cluster's GPUs: Kueue's ResourceFlavor, ClusterQueue, LocalQueue
+// and WorkloadPriorityClass, OpenShift AI's HardwareProfile, and Kubernetes' ResourceQuota and PriorityClass. It has their fields, and says what is wrong
 // with a manifest of one.
 //
 // It asks no cluster, and knows nothing of profiles or pools.
@@ -40,6 +40,8 @@ const (
 	KindHardwareProfile = "HardwareProfile"
 	KindResourceQuota   = "ResourceQuota"
 	KindPriorityClass   = "PriorityClass"
+
+	KindWorkloadPriorityClass = "WorkloadPriorityClass"
 
 	KindDeviceClass           = "DeviceClass"
 	KindResourceClaimTemplate = "ResourceClaimTemplate"
@@ -132,6 +134,14 @@ type LocalQueueSpec struct {
 	ClusterQueue string         `json:"clusterQueue,omitempty"`
 	StopPolicy   string         `json:"stopPolicy,omitempty"`
 	FairSharing  map[string]any `json:"fairSharing,omitempty"`
+}
+
+// WorkloadPriorityClass is the priority of workloads that name it by the label kueue.x-k8s.io/priority-class. Kubernetes knows nothing of it.
+type WorkloadPriorityClass struct {
+	metav1.TypeMeta   `json:",inline"`
+	metav1.ObjectMeta `json:"metadata,omitempty"`
+	Value             int32  `json:"value"`
+	Description       string `json:"description,omitempty"`
 }
 
 // HardwareProfile is what people of OpenShift AI choose hardware by.

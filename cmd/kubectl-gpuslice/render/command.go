@@ -71,7 +71,7 @@ func Command(o *cluster.Options) *cobra.Command {
 
 func renderKueue(o *cluster.Options, r *rendering) *cobra.Command {
 	var q Queues
-	var locals []string
+	var locals, priorities []string
 	c := renders(o, r, "kueue", "ResourceFlavors, a ClusterQueue of each class of isolation with what they give, and LocalQueues", func() error {
 		wrong := []error{checkName("cluster-queue", q.ClusterQueue, objectForm), orNone("cohort", q.Cohort, objectForm), orNone("topology", q.Topology, objectForm)}
 		q.Local = nil
@@ -87,12 +87,15 @@ func renderKueue(o *cluster.Options, r *rendering) *cobra.Command {
 			}
 			q.Local = append(q.Local, local)
 		}
-		return errors.Join(wrong...)
+		var err error
+		q.Priorities, err = parsePriorities(priorities)
+		return errors.Join(append(wrong, err)...)
 	}, func(given []Given) ([]any, error) { return Kueue(given, q) })
 	c.Flags().StringVar(&q.ClusterQueue, "cluster-queue", "gpus", "names of the ClusterQueues begin so: NAME-shared, NAME-whole, and for each MIG pool NAME-mig-POOL")
 	c.Flags().StringVar(&q.Cohort, "cohort", "", "names of the cohorts begin so, one of each class, in which ClusterQueues lend and borrow: NAME-shared, NAME-whole, NAME-mig")
 	c.Flags().StringVar(&q.Topology, "topology", "", "Topology that Kueue places pods by: with one it counts what nodes can give out now")
 	c.Flags().StringArrayVar(&locals, "local-queue", nil, "LocalQueue to make, NAMESPACE/NAME, or of several ClusterQueues NAMESPACE/NAME=PROFILE; several by several flags")
+	c.Flags().StringArrayVar(&priorities, "priority", nil, "WorkloadPriorityClass to make for workloads of a profile, PROFILE=VALUE; several by several flags")
 	return c
 }
 
@@ -122,17 +125,23 @@ func renderQuota(o *cluster.Options, r *rendering) *cobra.Command {
 		if namespace == "" {
 			return errors.New("name the namespace of the quota by --to")
 		}
-		wrong := []error{checkName("to", namespace, namespaceForm), checkName("name", name, objectForm)}
-		for _, text := range priorities {
-			p, err := ParsePriority(text)
-			wrong, read = append(wrong, err), append(read, p)
-		}
-		return errors.Join(wrong...)
+		var err error
+		read, err = parsePriorities(priorities)
+		return errors.Join(checkName("to", namespace, namespaceForm), checkName("name", name, objectForm), err)
 	}, func(given []Given) ([]any, error) { return Quota(given, namespace, name, read) })
 	c.Flags().StringVar(&namespace, "to", "", "namespace of the quota")
 	c.Flags().StringVar(&name, "name", "gpus", "name of the quota")
 	c.Flags().StringArrayVar(&priorities, "priority", nil, "priority of the pods of a profile, PROFILE=VALUE; several by several flags")
 	return c
+}
+
+func parsePriorities(texts []string) (read []Priority, err error) {
+	var wrong []error
+	for _, text := range texts {
+		p, err := ParsePriority(text)
+		wrong, read = append(wrong, err), append(read, p)
+	}
+	return read, errors.Join(wrong...)
 }
 
 // nameForm is what the API server takes as a name: without this check the user would learn of another when he applies the output.

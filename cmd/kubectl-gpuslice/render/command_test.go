@@ -30,7 +30,8 @@ func TestValidateTakesWhatRenderWrites(t *testing.T) {
 	for _, row := range []struct{ name, args string }{
 		{"kueue", "kueue --pool research=2x8:" + a100 + " --pool small-inference=4x8:" + a100 + " --pool small-inference=1x4:" + a100 +
 			" --pool training=1x8:" + a100 + " --pool critical-agents=1x8:" + a100 + " --pool balanced-inference=1x8:" + a100 +
-			" --local-queue team/inference=small-inference --local-queue team/experiments=research --cohort all --topology racks"},
+			" --local-queue team/inference=small-inference --local-queue team/experiments=research --cohort all --topology racks" +
+			" --priority critical-agents=1000 --priority training=500 --priority research=100"},
 		{"flavors", "flavors --pool research=2x8:" + a100 + " --pool training-h100=2x8:" + h100},
 		{"hardwareprofiles", "hardwareprofiles --pool balanced-inference=1x8:" + a100 + " --pool research=2x8:" + a100 + " --pool small-inference=1x8:" + a100},
 		{"hardwareprofiles-queue", "hardwareprofiles --pool small-inference=1x8:" + a100 + " --to team --local-queue inference"},
@@ -82,6 +83,7 @@ func TestValidateIsNotNeededToSeeWhatRenderMisses(t *testing.T) {
 		"kueue -f " + pools + both + " --local-queue a/b=":                                            `flag --local-queue is "a/b=": write NAMESPACE/NAME, or NAMESPACE/NAME=PROFILE`,
 		"kueue -f " + pools + both + " --local-queue a/b=research --local-queue a/b=critical-agents":  `flag --local-queue is "a/b" twice`,
 		"hardwareprofiles -f " + pools + both + " --local-queue b":                                    "flag --local-queue is b: the pools are of 2 ClusterQueues, and a LocalQueue is of one: render the HardwareProfiles of each apart",
+		"kueue -f " + pools + both + " --priority research":                                           `priority "research": write PROFILE=VALUE`,
 		"kueue -f " + pools + both + " --cluster-queue " + strings.Repeat("x", 250):                   `flag --cluster-queue is "xxx`,
 		"":                                   "say what to render: kueue, flavors, kueue-config, dra, hardwareprofiles or quota",
 		"hardwareprofile -f " + pools:        `render does not write "hardwareprofile": say kueue`,

@@ -78,6 +78,7 @@ type Queues struct {
 	Cohort       string // the beginning of the names of their cohorts; empty for none
 	Topology     string // empty for none
 	Local        []LocalQueue
+	Priorities   []Priority
 }
 
 // LocalQueue is the entry of a namespace to a ClusterQueue.
@@ -96,7 +97,7 @@ func ParseLocalQueue(text string) (LocalQueue, error) {
 	return LocalQueue{namespace, name, pool}, nil
 }
 
-// Kueue makes the flavors, ClusterQueues with what they give, and their LocalQueues. Kueue takes the next flavor of a ClusterQueue where one is full, and
+// Kueue makes the flavors, ClusterQueues with what they give, their LocalQueues, and a WorkloadPriorityClass for each priority. Kueue takes the next flavor of a ClusterQueue where one is full, and
 // lends within a cohort. So a ClusterQueue and a cohort have pools of one class alone, and each MIG pool has a ClusterQueue of its own: its workloads
 // wait for the instances that they were given to.
 func Kueue(given []Given, q Queues) ([]any, error) {
@@ -126,7 +127,13 @@ func Kueue(given []Given, q Queues) ([]any, error) {
 			Spec:       kinds.LocalQueueSpec{ClusterQueue: of.name(q.ClusterQueue)},
 		})
 	}
-	return out, nil
+	classes, err := prioritized(given, q.Priorities, func(name, description string, value int32) any {
+		return &kinds.WorkloadPriorityClass{
+			TypeMeta:   metav1.TypeMeta{APIVersion: kinds.KueueVersion, Kind: kinds.KindWorkloadPriorityClass},
+			ObjectMeta: metav1.ObjectMeta{Name: name}, Value: value, Description: description,
+		}
+	})
+	return append(out, classes...), err
 }
 
 // queue is what one ClusterQueue has: pools of one class, and of KindMIG one pool.

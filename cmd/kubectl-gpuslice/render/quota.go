@@ -124,7 +124,18 @@ func Quota(given []Given, namespace, name string, priorities []Priority) ([]any,
 			quota.Spec.Hard[key] = total
 		}
 	}
-	out := []any{quota}
+	classes, err := prioritized(given, priorities, func(name, description string, value int32) any {
+		return &schedulingv1.PriorityClass{
+			TypeMeta:   metav1.TypeMeta{APIVersion: kinds.PriorityVersion, Kind: kinds.KindPriorityClass},
+			ObjectMeta: metav1.ObjectMeta{Name: name}, Value: value, Description: description,
+		}
+	})
+	return append([]any{quota}, classes...), err
+}
+
+// prioritized has a class for each priority, highest first.
+func prioritized(given []Given, priorities []Priority, class func(name, description string, value int32) any) (out []any, err error) {
+	priorities = slices.Clone(priorities)
 	slices.SortStableFunc(priorities, func(a, b Priority) int { return cmp.Compare(b.Value, a.Value) })
 	for i, p := range priorities {
 		at := slices.IndexFunc(given, func(g Given) bool { return g.Profile == p.Profile })
@@ -136,11 +147,7 @@ func Quota(given []Given, namespace, name string, priorities []Priority) ([]any,
 		case strings.HasPrefix(given[at].Name, "system-"):
 			return nil, fmt.Errorf("priority %s: a name that begins with system- is Kubernetes' own", p.Profile)
 		}
-		out = append(out, &schedulingv1.PriorityClass{
-			TypeMeta:   metav1.TypeMeta{APIVersion: kinds.PriorityVersion, Kind: kinds.KindPriorityClass},
-			ObjectMeta: metav1.ObjectMeta{Name: given[at].Name}, Value: p.Value,
-			Description: sanitize.Cut(given[at].Description, longestDescription),
-		})
+		out = append(out, class(given[at].Name, sanitize.Cut(given[at].Description, longestDescription), p.Value))
 	}
 	return out, nil
 }

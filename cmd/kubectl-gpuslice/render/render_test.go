@@ -267,7 +267,7 @@ func TestEachKindOfObjectIsWritten(t *testing.T) {
 	for name, objects := range map[string]func() ([]any, error){
 		"flavors": func() ([]any, error) { return Flavors(some(), "racks") },
 		"kueue": func() ([]any, error) {
-			return Kueue(some(), Queues{ClusterQueue: "gpus", Cohort: "all", Local: []LocalQueue{{"team-a", "gpus", "Training"}, {"team-b", "slices", "slices"}}})
+			return Kueue(some(), Queues{ClusterQueue: "gpus", Cohort: "all", Local: []LocalQueue{{"team-a", "gpus", "Training"}, {"team-b", "slices", "slices"}}, Priorities: []Priority{{"slices", -1}, {"Training", 1000}}})
 		},
 		"hardwareprofiles": func() ([]any, error) { return HardwareProfiles(some(), Profiles{Namespace: "redhat-ods-applications"}) },
 		"hardwareprofiles-queue": func() ([]any, error) {
@@ -427,6 +427,11 @@ func TestWhatNoObjectHoldsIsRefused(t *testing.T) {
 		},
 		"the priority of no pool": {
 			prioritized(Priority{"p1", 1}), numbered(2, device), numbered(1, device), "priority p1: none of the pools is of this name",
+		},
+		"two priorities of a pool, in a queue": {
+			func(given []Given) ([]any, error) {
+				return Kueue(given, Queues{ClusterQueue: "gpus", Priorities: []Priority{{"p0", 1}, {"p0", 2}}})
+			}, nil, numbered(1, device), "priority p0: there are two",
 		},
 		"two priorities of a pool":       {prioritized(Priority{"p0", 1}, Priority{"p0", 2}), nil, numbered(1, device), "priority p0: there are two"},
 		"a priority that is Kubernetes'": {prioritized(Priority{"system-a", 1}), nil, numbered(1, func(_ int, g *Given) { g.Name, g.Profile = "system-a", "system-a" }), "priority system-a: a name that begins with system-"},

@@ -42,7 +42,8 @@ func Command(o *cluster.Options) *cobra.Command {
 		Long: "Check files before they reach a cluster. It recognizes a file by its content: profiles, settings, maintenance, MIG configs in\n" +
 			"mig-parted's format, configs of NVIDIA's device plugin, or manifests with ConfigMaps of any of them, or values of the GPU Operator's chart.\n" +
 			"It reports all mistakes at once.\n" +
-			"It also reads manifests of Kueue's ResourceFlavor, ClusterQueue and LocalQueue, and of HardwareProfile, ResourceQuota and PriorityClass.\n" +
+			"It also reads manifests of Kueue's ResourceFlavor, ClusterQueue, LocalQueue and WorkloadPriorityClass, and of HardwareProfile, ResourceQuota and\n" +
+			"PriorityClass.\n" +
 			"With --against-cluster it reads these objects from the cluster, and says where they promise GPUs that no node offers, and which queues give a pod\n" +
 			"of one class of isolation (time-slicing or MPS, MIG, whole GPUs) what is of another.\n" +
 			"Files do not say which nodes have NVIDIA's DRA driver, which allocates no parts of instances and shares devices by claims alone:\n" +
@@ -281,7 +282,7 @@ func (c *fileCheck) say(result, format string, args ...any) bool {
 }
 
 var errNothingToCheck = errors.New("there is nothing here that gpuslice reads: profiles (kind: Profiles), settings (kind: Settings), maintenance (kind: Maintenance), MIG configs (mig-configs:)," +
-	" configs of NVIDIA's device plugin (sharing:, flags:), a ConfigMap with any of them, or manifests of Kueue's ResourceFlavor, ClusterQueue and LocalQueue," +
+	" configs of NVIDIA's device plugin (sharing:, flags:), a ConfigMap with any of them, or manifests of Kueue's ResourceFlavor, ClusterQueue, LocalQueue and WorkloadPriorityClass," +
 	" of HardwareProfile, ResourceQuota and PriorityClass, or values of the GPU Operator's chart with any of these configs; --ignore-foreign accepts that")
 
 func (c *fileCheck) piece(p manifest.Piece) {
