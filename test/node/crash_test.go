@@ -35,6 +35,7 @@ type stage struct {
 	said      string        // the step that an agent has said last
 	deaths    []string      // what was said before each death
 	killed    int           // how many of them by us, and not by a reboot
+	versions  []string      // programs of agents, one after the other; only the node's own if empty
 }
 
 // The configs of a stage change GPU 0 alone, and users are the deployments that want it one way or the other.
@@ -156,6 +157,9 @@ func (s *stage) die() {
 	}
 	s.deaths = append(s.deaths, s.said)
 	s.killed++
+	if len(s.versions) > 0 {
+		s.Parts.Agent = s.versions[s.killed%len(s.versions)]
+	}
 	s.run()
 }
 
