@@ -140,13 +140,15 @@ type moves struct {
 	version  map[string]int    // of a node: moves have changed it so often
 	seen     map[string]*alike // pods with equal requests and rules
 	asked    map[string]map[int]nvml.Request
+
+	beginnings map[string]Beginning // by node
 }
 
 // movesOf is the cluster before the first move.
 func movesOf(q Question) *moves {
 	m := &moves{
 		running: runningIn(q.Cluster), question: q, hardware: map[string]*hardware{}, version: map[string]int{}, seen: map[string]*alike{},
-		asked: map[string]map[int]nvml.Request{},
+		asked: map[string]map[int]nvml.Request{}, beginnings: map[string]Beginning{},
 	}
 	claims, known := m.devices.holders(), kinds{}
 	for i := range q.Cluster.Nodes {

@@ -29,7 +29,17 @@ func (m *moves) recut(ctx context.Context, c *alike, p *corev1.Pod) (Move, bool)
 			best = append(best, i)
 		}
 	}
+	closed := map[int]bool{}
+	for _, i := range best {
+		closed[i] = m.closed(&m.Nodes[i], c.found[i].recut)
+	}
 	slices.SortStableFunc(best, func(a, b int) int {
+		switch { // one that may begin lets the pod run
+		case closed[a] != closed[b] && closed[b]:
+			return -1
+		case closed[a] != closed[b]:
+			return 1
+		}
 		return cmp.Or(c.found[a].recut.Cost.Compare(c.found[b].recut.Cost), cmp.Compare(m.Nodes[a].Name, m.Nodes[b].Name))
 	})
 	if len(best) == 0 {
@@ -215,13 +225,33 @@ func (m *moves) begins(out *Move, n *corev1.Node) {
 	case m.question.Begins == nil || !h.planned.disturbs:
 		return
 	}
-	switch at := m.question.Begins(n); {
+	switch at := m.beginning(n); {
 	case at.Not != "":
 		out.Verdict = NeedsWindow
 		out.Notes = append(out.Notes, at.Not)
 	case at.At.After(m.question.Now):
 		out.Verdict, out.Begins = NeedsWindow, at.At
 	}
+}
+
+// closed reports whether the change may not begin before something ends of which no time is known.
+func (m *moves) closed(n *corev1.Node, r demand.Recut) bool {
+	h := m.hardware[n.Name]
+	if _, held := n.Annotations[config.AnnotationHold]; held {
+		return true
+	}
+	disturbs := h.planned.disturbs || removes(r.Restored(h.gpus).Cuts, h.gpus)
+	return disturbs && m.question.Begins != nil && m.beginning(n).Not != ""
+}
+
+// beginning is when a change of the node may begin that takes something away.
+func (m *moves) beginning(n *corev1.Node) Beginning {
+	at, asked := m.beginnings[n.Name]
+	if !asked {
+		at = m.question.Begins(n)
+		m.beginnings[n.Name] = at
+	}
+	return at
 }
 
 // removes reports whether cuts take anything away.

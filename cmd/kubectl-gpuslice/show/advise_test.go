@@ -202,11 +202,19 @@ func (w adviser) budget(namespace string, allowed int32) {
 func (w adviser) ready(name string) {
 	w.T.Helper()
 	namespace, short, _ := strings.Cut(name, "/")
-	p, err := w.Client.CoreV1().Pods(namespace).Get(w.T.Context(), short, metav1.GetOptions{})
+	w.editPod(namespace, short, func(p *corev1.Pod) {
+		p.Status.Conditions = append(p.Status.Conditions, corev1.PodCondition{Type: corev1.PodReady, Status: corev1.ConditionTrue})
+	})
+}
+
+// editPod changes a pod.
+func (w adviser) editPod(namespace, name string, change func(p *corev1.Pod)) {
+	w.T.Helper()
+	p, err := w.Client.CoreV1().Pods(namespace).Get(w.T.Context(), name, metav1.GetOptions{})
 	if err != nil {
 		w.T.Fatal(err)
 	}
-	p.Status.Conditions = append(p.Status.Conditions, corev1.PodCondition{Type: corev1.PodReady, Status: corev1.ConditionTrue})
+	change(p)
 	if _, err := w.Client.CoreV1().Pods(namespace).Update(w.T.Context(), p, metav1.UpdateOptions{}); err != nil {
 		w.T.Fatal(err)
 	}
@@ -545,6 +553,17 @@ func TestAdvice(t *testing.T) {
 				n.Spec.Unschedulable, n.Status.Capacity, n.Status.Allocatable, n.Status.Conditions = true, n.Status.Allocatable, nil, nil
 				delete(n.Annotations, config.AnnotationStatus)
 			})), code: 4, says: []string{"NeedsWindow", "gpu-9: cordoned"},
+		},
+		"a pool that is full, and a node outside of it": {
+			build: then(idle, waits, fills(func(n *corev1.Node) { n.Spec.Unschedulable = true }), func(w adviser) {
+				w.pool("gpu-3", "off")
+				w.Edit("gpu-3", func(n *corev1.Node) { n.Labels["outside"] = "true" })
+			}), says: []string{"NeedsRecut", "$ kubectl gpuslice apply gpu-3 "}, not: "gpu-1",
+		},
+		"a node on hold, and another on which pods have to leave": {
+			build: then(idle, waits, edit(func(n *corev1.Node) { n.Annotations[config.AnnotationHold] = "audit" }), func(w adviser) {
+				w.pool("gpu-3", "1g.10gb@0:team/x 1g.10gb@4:team/y")
+			}), says: []string{"NeedsDrain", "$ kubectl gpuslice apply gpu-3 "}, not: "on hold",
 		},
 		"a pool with room": {
 			build: then(idle, waits, func(w adviser) {

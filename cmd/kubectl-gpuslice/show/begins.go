@@ -38,14 +38,14 @@ func (a *advice) begins(ctx context.Context, client kube.Interface, nodes []core
 			}
 		}
 	}
-	paused := map[string]string{} // by the pool
+	paused, members := map[string]string{}, map[string][]member{} // by the pool
 	return func(n *corev1.Node) judge.Beginning {
 		pool := schedule.For(n)
 		if pool.Name != "" {
 			if _, read := paused[pool.Name]; !read {
-				paused[pool.Name] = a.paused(ctx, client, pool, out)
+				paused[pool.Name], members[pool.Name] = a.paused(ctx, client, pool, out), a.members(schedule, pool, nodes)
 			}
-			if not := cmp.Or(paused[pool.Name], a.full(schedule, pool, n, nodes)); not != "" {
+			if not := cmp.Or(paused[pool.Name], full(pool, n, members[pool.Name])); not != "" {
 				return judge.Beginning{Not: not}
 			}
 		}
@@ -78,24 +78,37 @@ func (a *advice) paused(ctx context.Context, client kube.Interface, pool mainten
 		lease.Namespace, lease.Name, sanitize.Message(why, sanitize.Longest))
 }
 
+// member is a node that counts against the limit of its pool while it is unavailable.
+type member struct{ name, unavailable string }
+
+// members are the nodes of a pool that has a limit.
+func (a *advice) members(schedule maintenance.Maintenance, pool maintenance.Pool, nodes []corev1.Node) (out []member) {
+	startup := a.agents.StartupTaints().Has
+	for i := range nodes {
+		if n := &nodes[i]; pool.MaxUnavailable != nil && judge.HasGPUs(n) && schedule.For(n).Name == pool.Name {
+			out = append(out, member{n.Name, managed.Unavailable(n, judge.IsChanging(n), startup)})
+		}
+	}
+	return out
+}
+
 // full says which other nodes of the pool are unavailable, if they are as many as its limit; empty if not.
-func (a *advice) full(schedule maintenance.Maintenance, pool maintenance.Pool, but *corev1.Node, nodes []corev1.Node) string {
+func full(pool maintenance.Pool, but *corev1.Node, of []member) string {
 	if pool.MaxUnavailable == nil {
 		return ""
 	}
 	var unavailable []string
-	members := 0
-	for i := range nodes {
-		n := &nodes[i]
-		if schedule.For(n).Name != pool.Name || n.Name != but.Name && !judge.HasGPUs(n) {
+	all := 1 // the node itself counts, whatever it shows
+	for _, m := range of {
+		if m.name == but.Name {
 			continue
 		}
-		members++
-		if why := managed.Unavailable(n, judge.IsChanging(n), a.agents.StartupTaints().Has); why != "" && n.Name != but.Name {
-			unavailable = append(unavailable, n.Name+": "+why)
+		all++
+		if m.unavailable != "" {
+			unavailable = append(unavailable, m.name+": "+m.unavailable)
 		}
 	}
-	switch limit := pool.MaxUnavailable.Of(members); {
+	switch limit := pool.MaxUnavailable.Of(all); {
 	case limit > len(unavailable):
 		return ""
 	case limit <= 0:
