@@ -47,6 +47,7 @@ type Move struct {
 	Begins   time.Time `json:"begins,omitzero"`      // when the change may begin, if that is later; zero also where that is not known
 	Budgets  []string  `json:"budgets,omitempty"`    // what keeps those that leave
 	Stuck    bool      `json:"stuck,omitempty"`      // not all of them would leave
+	Unsure   bool      `json:"unsure,omitempty"`     // whether they would all leave is not known
 	Rivals   []string  `json:"rivals,omitempty"`     // pods, or those whose successors, kube-scheduler may run in its place
 	Notes    []string  `json:"notes,omitempty"`
 

@@ -180,7 +180,10 @@ func (m *moves) judged(out *Move, j Judgement) {
 		out.Stuck = true
 		out.Reason += "; they would not all leave"
 	case closed:
-		out.Verdict = NeedsCordon
+		out.Verdict, out.Unsure = NeedsCordon, true
+	case j.Unknown != "":
+		out.Unsure = true
+		out.Notes = append(out.Notes, "whether they would all leave is not known: "+j.Unknown)
 	}
 	for _, name := range out.Leave {
 		note, stays := losing(m.pods[name])

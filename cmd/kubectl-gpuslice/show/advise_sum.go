@@ -336,7 +336,7 @@ func (out *advised) verdict() error {
 		switch m := &out.Moves[i]; {
 		case m.none():
 			none++
-		case m.Verdict == judge.NotKnown, m.Verdict == judge.NeedsCordon: // whether the budget opens behind the cordon
+		case m.Verdict == judge.NotKnown, m.Unsure: // as whether a budget opens behind the cordon
 			unknown++
 		}
 	}

@@ -588,6 +588,33 @@ func TestAdvice(t *testing.T) {
 			build: then(idle, waits, func(w adviser) { w.maintenance(onePool + "}]\n") }, forbidden("get", "leases")),
 			says:  []string{"NeedsRecut", "whether pool all is paused is not known"},
 		},
+		"a later window, and a budget that lets no pod go": {
+			build: func(w adviser) {
+				w.pool("gpu-1", "1g.10gb@0:other/x 3g.40gb@4:other/z")
+				w.budget("other", 0)
+				w.ready("other/x")
+				w.maintenance("apiVersion: gpuslice.io/v1alpha1\nkind: Maintenance\nwindows: [{days: [Mon], start: \"22:00\", duration: 4h}]\n")
+				w.pod("team/a", mig3)
+			}, code: 5, says: []string{"NeedsWindow", "budget other/all lets none of 1 pod go now"},
+		},
+		"a budget whose pods may have no place": {
+			build: func(w adviser) {
+				w.pool("gpu-1", "1g.10gb@0:other/x 2g.20gb@2:other/y 3g.40gb@4:other/z")
+				w.pool("gpu-2", "2g.20gb@0 1g.10gb@2 1g.10gb@3")
+				w.Edit("gpu-2", func(n *corev1.Node) {
+					n.Spec.Taints = []corev1.Taint{{Key: "dedicated", Effect: corev1.TaintEffectNoSchedule}}
+				})
+				w.budget("other", 1)
+				for _, name := range []string{"x", "y"} {
+					w.ready("other/" + name)
+					w.editPod("other", name, func(p *corev1.Pod) {
+						p.Spec.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
+						p.Spec.TopologySpreadConstraints = []corev1.TopologySpreadConstraint{{WhenUnsatisfiable: corev1.DoNotSchedule}}
+					})
+				}
+				w.pod("team/a", mig3)
+			}, code: 5, says: []string{"NeedsDrain", "whether they would all leave is not known: pods with a budget may have no place: other/x (its topology spread is not checked)"},
+		},
 		"no window any more": {
 			build: then(idle, waits, func(w adviser) {
 				w.maintenance("apiVersion: gpuslice.io/v1alpha1\nkind: Maintenance\nwindows: [{notBefore: \"1998-01-01T00:00:00Z\", notAfter: \"1999-01-01T00:00:00Z\"}]\n")
