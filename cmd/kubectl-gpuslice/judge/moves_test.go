@@ -580,6 +580,15 @@ func TestWhatAMoveGivesStays(t *testing.T) {
 			},
 			[]string{"NeedsRecut", "NeedsRecut", "NeedsDrain"},
 		},
+		"of two instances one is idle, and given twice": {
+			func(c *pool) []*corev1.Pod {
+				c.node("gpu-1", "3g.40gb@0 3g.40gb@4:team/r", "3g.40gb@0:team/s 1g.10gb@4")
+				p := running1("team", "p0", "", "nvidia.com/mig-3g.40gb")
+				p.Spec.Containers[0].Resources.Requests["nvidia.com/mig-3g.40gb"] = resource.MustParse("2")
+				return []*corev1.Pod{p, running1("team", "p1", "", "nvidia.com/mig-3g.40gb")}
+			},
+			[]string{"NeedsRecut", "NeedsDrain"},
+		},
 		"a node of the DRA driver is cut, and would give a resource of the plugin": {
 			func(c *pool) []*corev1.Pod {
 				c.Classes = []resourcev1.DeviceClass{class()}

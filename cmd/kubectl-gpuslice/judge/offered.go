@@ -72,8 +72,11 @@ func resourcesOf(kind string) []corev1.ResourceName {
 	return []corev1.ResourceName{corev1.ResourceName(name), corev1.ResourceName(name + nvml.SharedSuffix)}
 }
 
-// freeResources are the free devices of the node, by resource. A resource without a free device has 0.
+// freeResources are the free devices of the node, by resource. A resource without a free device has 0. NVIDIA's DRA driver offers no resources.
 func (h *hardware) freeResources(n *corev1.Node) map[corev1.ResourceName]int {
+	if h.claims {
+		return nil
+	}
 	out := map[corev1.ResourceName]int{nvml.ResourceGPU: 0}
 	resource := func(profile string) corev1.ResourceName {
 		name := resourcesOf(profile)[0]

@@ -17,6 +17,7 @@ type planned struct {
 	returning demand.Want         // what those of them request that come back to the node
 	promised  demand.Want         // what the moves give by changes
 	sure      demand.Want         // the open devices before the first move that does not come with the others; nil if all do
+	stuck     bool                // one of the moves may never come, and so none after it
 	given     map[string]string   // the pending pods that moves give a device, by its place: "3" or "3/4"
 }
 

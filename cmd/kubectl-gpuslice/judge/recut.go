@@ -52,7 +52,11 @@ func (m *moves) recut(ctx context.Context, c *alike, p *corev1.Pod) (Move, bool)
 	out := m.carryOut(n, c.found[chosen].recut, c.found[chosen].want, p)
 	m.judged(&out, of)
 	m.begins(&out, n)
-	if h.planned.sure == nil && !m.comes(&out, n) {
+	h.planned.stuck = h.planned.stuck || out.Stuck || out.Verdict == NeedsWindow && out.Begins.IsZero()
+	switch comes := !h.planned.stuck && m.spells(n, out.Request); {
+	case comes: // and so do those before it
+		h.planned.sure = nil
+	case h.planned.sure == nil:
 		h.planned.sure = before
 	}
 	return out, true
@@ -127,8 +131,8 @@ func (m *moves) carryOut(n *corev1.Node, r demand.Recut, want demand.Want, p *co
 	}
 	out.Request = maps.Clone(m.asked[n.Name])
 	h.planned.changes = true
+	h.take(unchanged(want, r.Cuts), p.Namespace+"/"+p.Name)
 	if len(r.Cuts) == 0 {
-		h.take(want, p.Namespace+"/"+p.Name)
 		out.Reason = "node " + n.Name + " has what it requests after the change for the pods before it"
 		m.version[n.Name]++
 		return out
@@ -145,9 +149,6 @@ func (m *moves) carryOut(n *corev1.Node, r demand.Recut, want demand.Want, p *co
 		}
 	}
 	for name, n2 := range h.freeResources(n) {
-		if h.claims { // its driver offers devices, and no resources
-			break
-		}
 		m.room.free[n.Name] = m.room.free[n.Name].DeepCopy()
 		m.room.free[n.Name][name] = *resource.NewQuantity(int64(n2), resource.DecimalSI)
 	}
@@ -157,6 +158,20 @@ func (m *moves) carryOut(n *corev1.Node, r demand.Recut, want demand.Want, p *co
 		}
 	}
 	m.version[n.Name]++
+	return out
+}
+
+// unchanged are the wanted devices that GPUs give which the cuts leave as they are.
+func unchanged(want demand.Want, cuts []demand.Cut) demand.Want {
+	out := maps.Clone(want)
+	for _, c := range cuts {
+		if !c.Request.MIG {
+			out[demand.Whole]--
+		}
+		for _, p := range c.Used {
+			out[p.Profile]--
+		}
+	}
 	return out
 }
 

@@ -295,8 +295,3 @@ func (h *hardware) open() demand.Want {
 	}
 	return out
 }
-
-// comes reports whether the change comes with those for other pods: its pods would all leave, it may begin, and the node's label can ask for it.
-func (m *moves) comes(move *Move, n *corev1.Node) bool {
-	return !move.Stuck && (move.Verdict != NeedsWindow || !move.Begins.IsZero()) && m.spells(n, move.Request)
-}

@@ -98,6 +98,13 @@ func TestPodsThatMayRunInThePlaceOfAnother(t *testing.T) {
 			},
 			map[string][]string{"team/a": {"team/b"}},
 		},
+		"a change that no label spells before the next": {
+			func(c *pool) []*corev1.Pod {
+				c.node("gpu-2", "3g.40gb@0", "1g.10gb@0:team/s 1g.10gb@1:team/t")
+				return []*corev1.Pod{asks("a", mig3), asks("b", mig3), asks("c", mig1)}
+			},
+			nil,
+		},
 		"a claim that any MIG device is enough for": {
 			func(c *pool) []*corev1.Pod {
 				c.Classes = []resourcev1.DeviceClass{class()}
@@ -114,8 +121,8 @@ func TestPodsThatMayRunInThePlaceOfAnother(t *testing.T) {
 			c := &pool{t: t, status: map[string]*api.Status{}}
 			got := map[string][]string{}
 			q := c.question(nil, row.build(c)...)
-			q.Spells = func(n *corev1.Node, _ map[int]nvml.Request) bool {
-				return n.Name != "gpu-2" || !strings.Contains(name, "spells")
+			q.Spells = func(n *corev1.Node, requests map[int]nvml.Request) bool {
+				return n.Name != "gpu-2" || !strings.Contains(name, "no label spells") || strings.Contains(name, "before the next") && requests[1].Devices["1g.10gb"] > 2
 			}
 			for _, m := range Moves(t.Context(), q) {
 				t.Log(line(m), m.Notes)
