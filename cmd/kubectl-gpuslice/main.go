@@ -29,6 +29,7 @@ func main() {
 	o := cluster.Options{Invoked: os.Args[1:], Version: version}
 	root := o.Root(commands...)
 	root.AddCommand(cli.Version(version))
+	narrow(root)
 	if code := cli.End(os.Stderr, root.ExecuteContext(ctx)); code != 0 {
 		os.Exit(code)
 	}

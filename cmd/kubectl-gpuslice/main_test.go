@@ -6,8 +6,12 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/mattn/go-runewidth"
+	"github.com/spf13/cobra"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 
+	"github.com/gpuslice/gpuslice/cmd/internal/cli"
+	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/cluster"
 	"github.com/gpuslice/gpuslice/test/agenttest"
 )
 
@@ -38,4 +42,37 @@ func TestNamesOfFilesForgeNoLine(t *testing.T) {
 			t.Errorf("%q: a line is forged: %s", args, said)
 		}
 	}
+}
+
+// A help page fits the narrowest terminal that people have, and pipes get it as it is.
+func TestHelpPagesFitEightyColumns(t *testing.T) {
+	o := cluster.Options{}
+	root := o.Root(commands...)
+	root.AddCommand(cli.Version(version))
+	narrow(root)
+	root.InitDefaultCompletionCmd()
+	var all func(c *cobra.Command, path []string)
+	all = func(c *cobra.Command, path []string) {
+		var said, stderr strings.Builder
+		root.SetOut(&said)
+		root.SetErr(&stderr)
+		root.SetArgs(append(path, "--help"))
+		if err := root.Execute(); err != nil || stderr.Len() > 0 {
+			t.Errorf("%s: %v: %s", path, err, stderr.String())
+		}
+		for line := range strings.SplitSeq(said.String(), "\n") {
+			if n := runewidth.StringWidth(line); n > helpWidth {
+				t.Errorf("%s: %d columns: %s", path, n, line)
+			}
+		}
+		for _, part := range []string{"Usage:\n  kubectl gpuslice", "Flags:\n"} {
+			if !strings.Contains(said.String(), part) {
+				t.Errorf("%s lacks %q:\n%s", path, part, &said)
+			}
+		}
+		for _, sub := range c.Commands() {
+			all(sub, append(path[:len(path):len(path)], sub.Name()))
+		}
+	}
+	all(root, nil)
 }

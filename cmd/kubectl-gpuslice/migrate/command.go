@@ -80,6 +80,7 @@ func Command(o *cluster.Options) *cobra.Command {
 	c.Flags().BoolVar(&dryRun, "dry-run", false, "say it; there is nothing else that this command does")
 	c.Flags().StringArrayVarP(&files, "file", "f", nil, "file or folder of files to read in place of the cluster, several by several flags; - for standard input")
 	c.Flags().StringSliceVar(&namespaces, "operator-namespace", operatorsNamespaces, "where mig-manager's ConfigMaps are")
+	c.Flags().Lookup("operator-namespace").DefValue = "[" + strings.Join(operatorsNamespaces, ", ") + "]" // with spaces, it fits a page
 	return c
 }
 

@@ -44,8 +44,10 @@ func Command(o *cluster.Options) *cobra.Command {
 		Long: "Write, as YAML, queues, quotas and hardware profiles for the devices that profiles make of GPUs. A quota is what a node of the profile\n" +
 			"advertises, times the nodes of its pool. Give the nodes by --pool, or have --nodes read them from the cluster: there each counts by its labels.\n" +
 			"Only plan, on a node, knows whether GPUs have room for a profile's instances.",
-		Example: "kubectl gpuslice render kueue -f deploy/examples/configmap-pools.yaml --pool small-inference=4x8:NVIDIA-A100-SXM4-80GB --local-queue team/inference\n" +
-			"kubectl -n gpuslice get configmap gpuslice-profiles -o yaml | kubectl gpuslice render quota -f - --nodes gpuslice.io/profile --to team",
+		Example: "kubectl gpuslice render kueue -f deploy/examples/configmap-pools.yaml \\\n" +
+			"  --pool small-inference=4x8:NVIDIA-A100-SXM4-80GB --local-queue team/inference\n" +
+			"kubectl -n gpuslice get configmap gpuslice-profiles -o yaml |\n" +
+			"  kubectl gpuslice render quota -f - --nodes gpuslice.io/profile --to team",
 		Args: cobra.ArbitraryArgs,
 		// Without this the help would go where a pipe reads manifests, with exit code 0.
 		RunE: func(_ *cobra.Command, args []string) error {

@@ -49,7 +49,7 @@ func Command(o *cluster.Options) *cobra.Command {
 			"Files do not say which nodes have NVIDIA's DRA driver, which allocates no parts of instances and shares devices by claims alone:\n" +
 			"--against-cluster checks the labels of such nodes.\n" +
 			"For maintenance it says when each pool opens next for as long as a change is estimated to take.",
-		Example: "kubectl gpuslice validate -f deploy/examples/configmap-pools.yaml\nkubectl get configmap time-slicing-config -o yaml | kubectl gpuslice validate -f -",
+		Example: "kubectl gpuslice validate -f deploy/examples/configmap-pools.yaml\nkubectl get configmap time-slicing-config -o yaml |\n  kubectl gpuslice validate -f -",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			files = append(files, args...) // a shell turns -f *.yaml into -f a.yaml b.yaml
 			switch {
