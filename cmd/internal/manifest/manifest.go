@@ -54,7 +54,11 @@ const LongestName = 256
 // longestFile bounds a file of manifests, in bytes: it has room for a cluster's ConfigMaps in one stream, and ends the reading of a device file.
 const longestFile = 64 << 20
 
-// Files are the files that a name given by -f stands for: as for kubectl, a folder stands for its files of YAML and JSON, without those of folders in it.
+// longestFolder bounds the files of one folder together, in bytes.
+const longestFolder = 4 * longestFile
+
+// Files are the files that a name given by -f stands for: as for kubectl, a folder stands for its files of YAML and JSON, without those of folders in it, and a
+// link for what it leads to. A pipe or a device among them is an error: to read it could take for ever.
 func Files(name string) ([]string, error) {
 	if info, err := os.Stat(name); name == "-" || errors.Is(err, fs.ErrNotExist) || err == nil && !info.IsDir() {
 		return []string{name}, nil // ReadFile reports one that is not there
@@ -64,10 +68,24 @@ func Files(name string) ([]string, error) {
 		return nil, errors.New(sanitize.Text(err.Error()))
 	}
 	var files []string
+	size := int64(0)
 	for _, e := range entries {
-		if !e.IsDir() && slices.Contains([]string{".yaml", ".yml", ".json"}, path.Ext(e.Name())) {
-			files = append(files, filepath.Join(name, e.Name()))
+		if e.IsDir() || !slices.Contains([]string{".yaml", ".yml", ".json"}, path.Ext(e.Name())) {
+			continue
 		}
+		file := filepath.Join(name, e.Name())
+		files = append(files, file)
+		info, err := os.Stat(file)
+		switch {
+		case err != nil || info.IsDir(): // ReadFile reports a link to nothing, or to a folder
+		case !info.Mode().IsRegular():
+			return nil, fmt.Errorf("%s is no regular file: give it a name of its own with -f, or move it out of the folder", sanitize.Text(file))
+		default:
+			size += info.Size()
+		}
+	}
+	if size > longestFolder {
+		return nil, fmt.Errorf("the files of folder %s have %d bytes, and at most %d are read: split it", sanitize.Text(name), size, longestFolder)
 	}
 	if len(files) == 0 {
 		return nil, fmt.Errorf("folder %s has no file of YAML or JSON (*.yaml, *.yml, *.json)", sanitize.Text(name))
