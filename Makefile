@@ -14,6 +14,10 @@ RELEASE ?= bin/release
 # GOFLAGS hands it to every go command here; test/repo holds the Dockerfile and test/binaries to the same.
 TAGS := grpcnotrace
 export GOFLAGS := $(strip $(GOFLAGS) -tags=$(TAGS))
+# KUBE=download takes the programs that Kubernetes and etcd publish, in place of building them (test/binaries).
+ifeq ($(KUBE),download)
+export GPUSLICE_KUBE := download
+endif
 # -z lazy: NVIDIA's library is opened at run time, so its symbols are still unknown when the program starts.
 # relro and pie: what need not be written is read-only, and where things lie cannot be guessed.
 LDFLAGS := -s -w -X main.version=$(VERSION) -extldflags=-Wl,-z,lazy,-z,relro
@@ -109,7 +113,7 @@ test-binaries: ## what make test starts, into the user's cache: Kubernetes, etcd
 	go run ./test/binaries/cmd/binaries
 
 .PHONY: demo
-demo: ## watch a node with eight simulated GPUs being repartitioned, on a real control plane (DRA=1: by NVIDIA's DRA driver)
+demo: ## watch a node with eight simulated GPUs being repartitioned, on a real control plane (DRA=1: by NVIDIA's DRA driver; KUBE=download: compiles less)
 	@echo "compiling the demo: two minutes the first time, seconds later"
 	@go run ./test/playground demo $(if $(DRA),--dra)
 

@@ -1,6 +1,9 @@
 package binaries
 
-import "time"
+import (
+	"net/http"
+	"time"
+)
 
 // SetAskFor makes programs say their version within d, until the returned function is called.
 func SetAskFor(d time.Duration) (undo func()) {
@@ -21,4 +24,11 @@ func Progress(list, said string) (shown, left string) {
 		_, _ = l.Write([]byte{said[i]})
 	}
 	return s.String(), l.String()
+}
+
+// SetPublished makes one server that of all that is published, and pins these checksums, until the returned function is called.
+func SetPublished(url string, by http.RoundTripper, sums string) (undo func()) {
+	kube, store, with, pins := kubernetesAt, etcdAt, transport, pinned
+	kubernetesAt, etcdAt, transport, pinned = url, url, by, sums
+	return func() { kubernetesAt, etcdAt, transport, pinned = kube, store, with, pins }
 }

@@ -65,7 +65,7 @@ func (b Builder) programs() []program {
 
 // Kube returns the directory of kube-apiserver, kube-controller-manager, kube-scheduler, kubectl and etcd, and of
 // kubelet if the builder needs it. It takes GPUSLICE_KUBE_BIN if it is set, else the programs on PATH if all are there
-// in the minor versions of test/kube. Otherwise it builds them, which takes several minutes the first time. It never
+// in the minor versions of test/kube, else with GPUSLICE_KUBE=download the published ones. Otherwise it builds them, which takes several minutes the first time. It never
 // mixes programs of different origin. GPUSLICE_KUBE_VERSION builds an earlier version, without kubelet and with the
 // same etcd.
 //
@@ -85,6 +85,13 @@ func (b Builder) Kube(ctx context.Context) (dir string, err error) {
 	dir, unfit, err := b.presentKube(ctx)
 	if err != nil || dir != "" {
 		b.keepOutOfTestCache()
+		return dir, err
+	}
+	wanted, err := required(kube.modFile(filepath.Join(root, kube.module)))
+	if err != nil {
+		return "", err
+	}
+	if dir, err := b.downloaded(ctx, wanted); err != nil || dir != "" {
 		return dir, err
 	}
 	return b.cached(ctx, kube, unfit)

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"os"
 	"path"
 	"path/filepath"
 	"regexp"
@@ -32,6 +33,12 @@ func chosen(current recipe, root string) (r recipe, older bool, err error) {
 		}
 	}
 	return current, false, nil
+}
+
+// hasKube reports whether Kubernetes need not be built, as far as can be seen beforehand: it is there, or is to be downloaded. An error is Kube's to return.
+func (b Builder) hasKube(ctx context.Context) bool {
+	given, _, err := (Builder{Root: b.Root, Cache: b.Cache, Kubelet: b.Kubelet}).presentKube(ctx)
+	return err != nil || given != "" || os.Getenv(KubeFrom) != ""
 }
 
 // Announce says, before anything begins, which of the named have to be built and about how long that takes in all:
@@ -64,10 +71,8 @@ func (b Builder) Announce(ctx context.Context, names ...string) error {
 		if exists(dir) {
 			continue
 		}
-		if name == "kube" && !older {
-			if given, _, err := (Builder{Root: b.Root, Cache: b.Cache, Kubelet: b.Kubelet}).presentKube(ctx); err != nil || given != "" {
-				continue // an error is Kube's to return
-			}
+		if name == "kube" && !older && b.hasKube(ctx) {
+			continue
 		}
 		what, err := versions(r.modFile(module), r.what)
 		if err != nil {

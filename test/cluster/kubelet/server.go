@@ -47,7 +47,7 @@ type server struct {
 
 // startServer serves whoever has an administrator's certificate of the cluster, as its API server has one.
 func (k *Kubelet) startServer(ctx context.Context) (*server, error) {
-	// The API server does not ask a kubelet for a name, so the certificate by which this one is known to it does.
+	// The API server does not check the names of kubelets: the node's own certificate serves here, too.
 	pair, err := tls.X509KeyPair(k.Config.CertData, k.Config.KeyData)
 	if err != nil {
 		return nil, fmt.Errorf("serving the kubelet of %s: %w", k.Node, err)
