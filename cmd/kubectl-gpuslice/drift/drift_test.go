@@ -152,7 +152,7 @@ func TestAQueueWithNodesOfSeveralClassesIsFoundOut(t *testing.T) {
 		"two flavors": {
 			[]runtime.Object{shared, isolated},
 			[]string{flavor("r", "gpuslice.io/profile: research"), flavor("c", "gpuslice.io/profile: critical"), of("r", "c")},
-			strings.Replace(two, "%", "c", 1) + "r: a pod that is to have one may get the other; make a ClusterQueue of each class",
+			strings.Replace(two, "%", "c", 1) + "r: a pod that is to have one may get the other; make ClusterQueues of one class",
 		},
 		"a queue of each": {
 			[]runtime.Object{shared, isolated},

@@ -160,7 +160,7 @@ func said(resource string, flavors map[Class][]string) string {
 			seen[name] = true
 		}
 	}
-	remedy := "make a ClusterQueue of each class, and one of each MIG pool, as kubectl gpuslice render kueue does"
+	remedy := "make ClusterQueues of one class, and one of each MIG pool, as kubectl gpuslice render kueue does"
 	if len(twice) > 0 {
 		remedy = fmt.Sprintf("the labels of %s select nodes of several classes: write those that kubectl gpuslice render kueue writes, and take labels of other pools off the nodes",
 			sanitize.Listed(twice))

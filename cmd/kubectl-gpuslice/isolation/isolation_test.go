@@ -84,7 +84,7 @@ func TestAQueueThatMixesClasses(t *testing.T) {
 			"both": {isolation.Of("", 3), isolation.Of("1g.10gb", 1)},
 		}[flavor]
 	}
-	const remedy = ": a pod that is to have one may get the other; make a ClusterQueue of each class, and one of each MIG pool, as kubectl gpuslice render kueue does"
+	const remedy = ": a pod that is to have one may get the other; make ClusterQueues of one class, and one of each MIG pool, as kubectl gpuslice render kueue does"
 	for name, row := range map[string]struct {
 		cohort  string
 		flavors []string          // each with a quota of 4

@@ -74,7 +74,7 @@ func Command(o *cluster.Options) *cobra.Command {
 func renderKueue(o *cluster.Options, r *rendering) *cobra.Command {
 	var q Queues
 	var locals, priorities []string
-	c := renders(o, r, "kueue", "ResourceFlavors, a ClusterQueue of each class of isolation with what they give, and LocalQueues", func() error {
+	c := renders(o, r, "kueue", "ResourceFlavors, a ClusterQueue of each pool, cohorts of each class of isolation, and LocalQueues", func() error {
 		wrong := []error{checkName("cluster-queue", q.ClusterQueue, objectForm), orNone("cohort", q.Cohort, objectForm), orNone("topology", q.Topology, objectForm)}
 		q.Local = nil
 		for _, text := range locals {
@@ -93,8 +93,8 @@ func renderKueue(o *cluster.Options, r *rendering) *cobra.Command {
 		q.Priorities, err = parsePriorities(priorities)
 		return errors.Join(append(wrong, err)...)
 	}, func(given []Given) ([]any, error) { return Kueue(given, q) })
-	c.Flags().StringVar(&q.ClusterQueue, "cluster-queue", "gpus", "names of the ClusterQueues begin so: NAME-shared, NAME-whole, and for each MIG pool NAME-mig-POOL")
-	c.Flags().StringVar(&q.Cohort, "cohort", "", "names of the cohorts begin so, one of each class, in which ClusterQueues lend and borrow: NAME-shared, NAME-whole, NAME-mig")
+	c.Flags().StringVar(&q.ClusterQueue, "cluster-queue", "gpus", "names of the ClusterQueues begin so: NAME-POOL")
+	c.Flags().StringVar(&q.Cohort, "cohort", "", "names of the cohorts begin so, one of each class, in which ClusterQueues lend and borrow: NAME-shared, NAME-whole, NAME-mig; without it as of --cluster-queue")
 	c.Flags().StringVar(&q.Topology, "topology", "", "Topology that Kueue places pods by: with one it counts what nodes can give out now")
 	c.Flags().StringArrayVar(&locals, "local-queue", nil, "LocalQueue to make, NAMESPACE/NAME, or of several ClusterQueues NAMESPACE/NAME=PROFILE; several by several flags")
 	c.Flags().StringArrayVar(&priorities, "priority", nil, "WorkloadPriorityClass to make for workloads of a profile, PROFILE=VALUE; several by several flags")

@@ -1,6 +1,7 @@
 package render
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -75,7 +76,7 @@ func tolerationsOf(all []corev1.Taint) []corev1.Toleration {
 // Queues names Kueue's objects. Its texts are names that the API server takes.
 type Queues struct {
 	ClusterQueue string // the beginning of the names of the ClusterQueues
-	Cohort       string // the beginning of the names of their cohorts; empty for none
+	Cohort       string // the beginning of the names of their cohorts; empty for ClusterQueue's
 	Topology     string // empty for none
 	Local        []LocalQueue
 	Priorities   []Priority
@@ -97,9 +98,8 @@ func ParseLocalQueue(text string) (LocalQueue, error) {
 	return LocalQueue{namespace, name, pool}, nil
 }
 
-// Kueue makes the flavors, ClusterQueues with what they give, their LocalQueues, and a WorkloadPriorityClass for each priority. Kueue takes the next flavor of a ClusterQueue where one is full, and
-// lends within a cohort. So a ClusterQueue and a cohort have pools of one class alone, and each MIG pool has a ClusterQueue of its own: its workloads
-// wait for the instances that they were given to.
+// Kueue makes the flavors, a ClusterQueue of each pool, LocalQueues, and a WorkloadPriorityClass for each priority. Kueue takes the next flavor of a
+// ClusterQueue where one is full, and lends within a cohort: a ClusterQueue and a cohort have pools of one class alone, and a MIG pool's has no other pool.
 func Kueue(given []Given, q Queues) ([]any, error) {
 	out, err := Flavors(given, q.Topology)
 	if err != nil {
@@ -136,25 +136,31 @@ func Kueue(given []Given, q Queues) ([]any, error) {
 	return append(out, classes...), err
 }
 
-// queue is what one ClusterQueue has: pools of one class, and of KindMIG one pool.
+// queue is the ClusterQueue of a pool.
 type queue struct {
-	class isolation.Kind
-	pools []Given
+	pool   string // name of the pool, and of its class if it has several
+	class  isolation.Kind
+	own    []Given
+	others []Given // of the class, with a resource in common: for workloads that the pool has no room for
 }
 
-// queued sorts the pools by what keeps their pods apart. A pool that gives resources of two classes is in a queue of each.
+// queued makes a queue of each pool. A pool that gives resources of two classes has a queue of each.
 func queued(given []Given) (queues []queue, err error) {
 	parts, err := parted(given)
+	parts = slices.DeleteFunc(parts, func(g Given) bool { return len(g.Offers) == 0 }) // GPUs in MIG mode without instances give nothing
 	for _, g := range parts {
-		if len(g.Offers) == 0 {
-			continue // GPUs in MIG mode without instances give nothing
-		}
-		class := g.class()
-		at := slices.IndexFunc(queues, func(q queue) bool { return q.class == class && class != isolation.KindMIG })
+		at := slices.IndexFunc(queues, func(q queue) bool { return q.own[0].Profile == g.Profile && q.class == g.class() })
 		if at < 0 {
-			at, queues = len(queues), append(queues, queue{class: class})
+			at, queues = len(queues), append(queues, queue{pool: g.Name, class: g.class()})
 		}
-		queues[at].pools = append(queues[at].pools, g)
+		queues[at].own = append(queues[at].own, g)
+	}
+	for i, q := range queues {
+		for _, g := range parts {
+			if q.class != isolation.KindMIG && g.class() == q.class && g.Profile != q.own[0].Profile && shareResource(q.own[0], g) {
+				queues[i].others = append(queues[i].others, g)
+			}
+		}
 	}
 	return queues, err
 }
@@ -192,39 +198,55 @@ func parted(given []Given) (parts []Given, err error) {
 	return parts, nil
 }
 
-// name is that of the ClusterQueue, which begins with the user's: with the class, and of a MIG pool with its name.
-func (q queue) name(begins string) string {
-	name := begins + "-" + string(q.class)
-	if q.class == isolation.KindMIG {
-		name += "-" + q.pools[0].Name
-	}
-	return name
-}
+// name is that of the ClusterQueue.
+func (q queue) name(begins string) string { return begins + "-" + q.pool }
 
-// clusterQueue has flavors that give a resource in common in one group, since Kueue has each resource in one group. Workloads of a higher priority
-// preempt those of a lower one, and take back what others of the cohort have borrowed, both within the class.
+// clusterQueue has what the pool gives, and nothing of the others but what it may borrow. Its workloads preempt those of a lower priority, and take back
+// what others have borrowed.
 func (q queue) clusterQueue(names Queues) (*kinds.ClusterQueue, error) {
-	out := &kinds.ClusterQueue{
-		TypeMeta: metav1.TypeMeta{APIVersion: kinds.KueueVersion, Kind: kinds.KindClusterQueue}, ObjectMeta: metav1.ObjectMeta{Name: q.name(names.ClusterQueue)},
-		Spec: kinds.ClusterQueueSpec{NamespaceSelector: &metav1.LabelSelector{}, Preemption: map[string]any{"withinClusterQueue": "LowerPriority"}},
-	}
-	if names.Cohort != "" {
-		out.Spec.CohortName = names.Cohort + "-" + string(q.class)
-		out.Spec.Preemption["reclaimWithinCohort"] = "Any"
-	}
-	if err := errors.Join(checkName("cluster-queue", out.Name, objectForm), orNone("cohort", out.Spec.CohortName, objectForm)); err != nil {
+	group, err := q.group()
+	if err != nil {
 		return nil, err
 	}
-	for _, group := range groups(q.pools) {
-		made := groupOf(group)
-		if n := len(made.Flavors); n > kinds.MostFlavorsOfGroup {
-			return nil, fmt.Errorf("%d profiles give %s, and a group of a ClusterQueue takes %d flavors: render several queues",
-				n, made.CoveredResources[0], kinds.MostFlavorsOfGroup)
-		}
-		out.Spec.ResourceGroups = append(out.Spec.ResourceGroups, made)
+	out := &kinds.ClusterQueue{
+		TypeMeta: metav1.TypeMeta{APIVersion: kinds.KueueVersion, Kind: kinds.KindClusterQueue}, ObjectMeta: metav1.ObjectMeta{Name: q.name(names.ClusterQueue)},
+		Spec: kinds.ClusterQueueSpec{
+			CohortName: cmp.Or(names.Cohort, names.ClusterQueue) + "-" + string(q.class), NamespaceSelector: &metav1.LabelSelector{},
+			Preemption: map[string]any{
+				"withinClusterQueue": "LowerPriority", "reclaimWithinCohort": "Any", "borrowWithinCohort": map[string]any{"policy": "LowerPriority"},
+			},
+			ResourceGroups: []kinds.ResourceGroup{group},
+		},
 	}
-	if n := len(out.Spec.ResourceGroups); n > kinds.MostGroups {
-		return nil, fmt.Errorf("the profiles give %d resources that have nothing to do with each other, and a ClusterQueue takes %d: render several queues", n, kinds.MostGroups)
+	return out, errors.Join(checkName("cluster-queue", out.Name, objectForm), checkName("cohort", out.Spec.CohortName, objectForm))
+}
+
+// group lists each resource of the pool for each flavor, as Kueue asks.
+func (q queue) group() (kinds.ResourceGroup, error) {
+	var out kinds.ResourceGroup
+	for _, g := range q.own {
+		for _, o := range g.Offers {
+			out.CoveredResources = append(out.CoveredResources, o.Resource)
+		}
+	}
+	slices.Sort(out.CoveredResources)
+	out.CoveredResources = slices.Compact(out.CoveredResources)
+	for _, g := range slices.Concat(q.own, q.others) {
+		quotas := kinds.FlavorQuotas{Name: g.Name}
+		for _, name := range out.CoveredResources {
+			total := 0
+			if i := slices.IndexFunc(g.Offers, func(o Offer) bool { return o.Resource == name }); i >= 0 && g.Profile == q.own[0].Profile {
+				total = g.Offers[i].Total
+			}
+			quotas.Resources = append(quotas.Resources, kinds.ResourceShare{Name: name, NominalQuota: *resource.NewQuantity(int64(total), resource.DecimalSI)})
+		}
+		out.Flavors = append(out.Flavors, quotas)
+	}
+	if n := len(out.Flavors); n > kinds.MostFlavorsOfGroup {
+		return out, fmt.Errorf("%d pools of the class %s give %s, and a ClusterQueue takes %d flavors: render fewer pools", n, q.class, out.CoveredResources[0], kinds.MostFlavorsOfGroup)
+	}
+	if n := len(out.CoveredResources); n > kinds.MostResources {
+		return out, fmt.Errorf("profile %s gives %d resources, and a ClusterQueue takes %d", q.own[0].Profile, n, kinds.MostResources)
 	}
 	return out, nil
 }
@@ -234,12 +256,10 @@ func entry(queues []queue, local LocalQueue) (queue, error) {
 	var of []queue
 	var pools []string
 	for _, q := range queues {
-		for _, g := range q.pools {
-			pools = append(pools, g.Profile)
-			if local.Pool == g.Profile || local.Pool == "" {
-				of = append(of, q)
-				break
-			}
+		profile := q.own[0].Profile
+		pools = append(pools, profile)
+		if local.Pool == profile || local.Pool == "" {
+			of = append(of, q)
 		}
 	}
 	at := local.Namespace + "/" + local.Name
@@ -249,31 +269,10 @@ func entry(queues []queue, local LocalQueue) (queue, error) {
 	case len(of) == 0:
 		return queue{}, fmt.Errorf("flag --local-queue is %s=%s: no pool with GPUs is of this profile; there are %s", at, sanitize.Cut(local.Pool, longestName), sanitize.Listed(slices.Compact(pools)))
 	case local.Pool != "":
-		return queue{}, fmt.Errorf("flag --local-queue is %s=%s: the pool gives resources of several ClusterQueues, and a LocalQueue is of one: make it by hand", at, sanitize.Cut(local.Pool, longestName))
+		return queue{}, fmt.Errorf("flag --local-queue is %s=%s: the pool has a ClusterQueue of each class, and a LocalQueue is of one: make it by hand", at, sanitize.Cut(local.Pool, longestName))
 	}
 	return queue{}, fmt.Errorf("flag --local-queue is %s: the pools are of %d ClusterQueues, and a LocalQueue is of one: write %s=PROFILE, of %s",
 		at, len(of), at, sanitize.Listed(slices.Compact(pools)))
-}
-
-// groups puts together profiles with resources in common, in the order of the first profile of each group.
-func groups(given []Given) [][]Given {
-	var out [][]Given
-	for _, g := range given {
-		joined := []Given{g}
-		out = slices.DeleteFunc(out, func(group []Given) bool {
-			together := slices.ContainsFunc(group, func(other Given) bool { return shareResource(other, g) })
-			if together {
-				joined = append(group[:len(group):len(group)], joined...)
-			}
-			return together
-		})
-		out = append(out, joined)
-	}
-	for _, group := range out {
-		slices.SortFunc(group, func(a, b Given) int { return position(given, a) - position(given, b) })
-	}
-	slices.SortFunc(out, func(a, b []Given) int { return position(given, a[0]) - position(given, b[0]) })
-	return out
 }
 
 func position(given []Given, g Given) int {
@@ -284,28 +283,4 @@ func shareResource(a, b Given) bool {
 	return slices.ContainsFunc(a.Offers, func(o Offer) bool {
 		return slices.ContainsFunc(b.Offers, func(p Offer) bool { return o.Resource == p.Resource })
 	})
-}
-
-// groupOf lists each resource for each flavor, as Kueue asks; 0 for what a flavor does not give.
-func groupOf(given []Given) kinds.ResourceGroup {
-	var out kinds.ResourceGroup
-	for _, g := range given {
-		for _, o := range g.Offers {
-			out.CoveredResources = append(out.CoveredResources, o.Resource)
-		}
-	}
-	slices.Sort(out.CoveredResources)
-	out.CoveredResources = slices.Compact(out.CoveredResources)
-	for _, g := range given {
-		quotas := kinds.FlavorQuotas{Name: g.Name}
-		for _, name := range out.CoveredResources {
-			total := 0
-			if i := slices.IndexFunc(g.Offers, func(o Offer) bool { return o.Resource == name }); i >= 0 {
-				total = g.Offers[i].Total
-			}
-			quotas.Resources = append(quotas.Resources, kinds.ResourceShare{Name: name, NominalQuota: *resource.NewQuantity(int64(total), resource.DecimalSI)})
-		}
-		out.Flavors = append(out.Flavors, quotas)
-	}
-	return out
 }

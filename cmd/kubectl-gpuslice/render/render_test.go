@@ -327,7 +327,7 @@ func TestNoQueueHasPoolsOfTwoClasses(t *testing.T) {
 		at := q.Name + " in " + q.Spec.CohortName
 		for _, group := range q.Spec.ResourceGroups {
 			for _, f := range group.Flavors {
-				got[at] = append(got[at], f.Name+" "+f.Resources[0].Name)
+				got[at] = append(got[at], f.Name+" "+f.Resources[0].NominalQuota.String())
 				if !flavors[f.Name] {
 					t.Errorf("%s names the flavor %s, which is not there", at, f.Name)
 				}
@@ -335,11 +335,14 @@ func TestNoQueueHasPoolsOfTwoClasses(t *testing.T) {
 		}
 	}
 	if diff := cmp.Diff(map[string][]string{
-		"gpus-shared in all-shared":    {"research " + gpu, "training " + gpu, "packed " + slice},
-		"gpus-mig-critical in all-mig": {"critical " + gpu},
-		"gpus-mig-small in all-mig":    {"small " + gpu},
-		"gpus-whole in all-whole":      {"whole " + gpu, "half-whole " + gpu},
-		"gpus-mig-half-mig in all-mig": {"half-mig " + slice},
+		"gpus-research in all-shared":  {"research 4", "training 0"},
+		"gpus-training in all-shared":  {"training 4", "research 0"},
+		"gpus-packed in all-shared":    {"packed 4"},
+		"gpus-critical in all-mig":     {"critical 4"},
+		"gpus-small in all-mig":        {"small 4"},
+		"gpus-half-mig in all-mig":     {"half-mig 4"},
+		"gpus-whole in all-whole":      {"whole 4", "half-whole 0"},
+		"gpus-half-whole in all-whole": {"half-whole 4", "whole 0"},
 	}, got); diff != "" {
 		t.Errorf("queues (-want +got):\n%s", diff)
 	}
@@ -380,7 +383,6 @@ func TestWhatNoObjectHoldsIsRefused(t *testing.T) {
 		g.Offers[0].Resource, g.Offers[0].Device = fmt.Sprintf("nvidia.com/mig-%dg.10gb", i), fmt.Sprintf("%dg.10gb", i)
 		g.Pools = []Pool{{Name: g.Name, Nodes: 2, GPUs: 8, Model: "NVIDIA-H100"}}
 	}
-	shared := func(i int, g *Given) { device(i, g); g.Offers[0].Replicas = 2 }
 	queue := func(given []Given) ([]any, error) { return Kueue(given, Queues{ClusterQueue: "gpus"}) }
 	counted := func(given []Given) ([]any, error) { return KueueConfig(given, []string{"memory"}) }
 	prioritized := func(priorities ...Priority) func([]Given) ([]any, error) {
@@ -401,10 +403,7 @@ func TestWhatNoObjectHoldsIsRefused(t *testing.T) {
 		},
 		"flavors of a group": {
 			queue, numbered(64, func(int, *Given) {}), numbered(65, func(int, *Given) {}),
-			"65 profiles give nvidia.com/gpu, and a group of a ClusterQueue takes 64 flavors: render several queues",
-		},
-		"groups of a queue": {
-			queue, numbered(16, shared), numbered(17, shared), "the profiles give 17 resources that have nothing to do with each other, and a ClusterQueue takes 16: render several queues",
+			"65 pools of the class whole give nvidia.com/gpu, and a ClusterQueue takes 64 flavors: render fewer pools",
 		},
 		"mappings of Kueue's config": {
 			func(given []Given) ([]any, error) { return KueueConfig(given, nil) }, numbered(16, device), numbered(17, device),
