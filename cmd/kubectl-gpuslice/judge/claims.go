@@ -20,6 +20,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
 	"k8s.io/dynamic-resource-allocation/structured"
 
+	dra "github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/devices"
 	"github.com/gpuslice/gpuslice/config/sanitize"
 )
 
@@ -52,6 +53,13 @@ func devicesOf(c *Cluster) *devices {
 		d.claims[types.NamespacedName{Namespace: claim.Namespace, Name: claim.Name}] = claim
 	}
 	return d
+}
+
+// offeredOn reports whether NVIDIA's DRA driver offers devices of the node.
+func (d *devices) offeredOn(n *corev1.Node) bool {
+	return slices.ContainsFunc(d.slices, func(s *resourcev1.ResourceSlice) bool {
+		return s.Spec.Driver == dra.Driver && s.Spec.NodeName != nil && *s.Spec.NodeName == n.Name && len(s.Spec.Devices) > 0
+	})
 }
 
 // classes are the DeviceClasses, by name. They implement structured.DeviceClassLister.

@@ -120,7 +120,11 @@ func (m *moves) byClaims(ctx context.Context, f *found, p *corev1.Pod, n *corev1
 		if f.unknown = err; f.fits || err != nil {
 			return
 		}
-		if f.why = why; !h.claims {
+		switch f.why = why; {
+		case h.unknown != "" && m.devices.offeredOn(n):
+			f.why, f.unknown = "", fmt.Errorf("%s: %s", n.Name, h.unknown)
+			return
+		case !h.claims:
 			return
 		}
 	}
@@ -142,6 +146,9 @@ func (m *moves) wouldCut(f *found, p *corev1.Pod, n *corev1.Node) {
 		return
 	}
 	if f.why = m.neverOffers(h, p, n); f.why != "" {
+		if h.claims && m.Unknown != nil && m.otherName(h, p, n) != "" { // a DeviceClass may have the resource
+			f.why, f.unknown = "", errNotKnown
+		}
 		return
 	}
 	search := m.search

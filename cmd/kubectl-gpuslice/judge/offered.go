@@ -7,7 +7,6 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 
 	"github.com/gpuslice/gpuslice/agent/plan/demand"
@@ -131,6 +130,11 @@ func (m *moves) neverOffers(h *hardware, p *corev1.Pod, n *corev1.Node) string {
 	if !keepsLabels(n, p) {
 		return "the pod's node selector asks for labels of profile " + sanitize.Cut(n.Labels[config.LabelProfile], longestKey) + ", and a change takes the node out of that"
 	}
+	return m.otherName(h, p, n)
+}
+
+// otherName returns why the node offers nothing under the names by which the pod requests GPUs; empty if it does.
+func (m *moves) otherName(h *hardware, p *corev1.Pod, n *corev1.Node) string {
 	for name := range m.countable(p, n) {
 		kind, shared := strings.CutSuffix(string(name), nvml.SharedSuffix)
 		if !nvml.GPUResource(string(name)) {
@@ -153,17 +157,26 @@ func (m *moves) neverOffers(h *hardware, p *corev1.Pod, n *corev1.Node) string {
 
 // keepsLabels reports whether the pod's rules accept the node also when a command has taken it out of its profile, and of the labels of that.
 func keepsLabels(n *corev1.Node, p *corev1.Pod) bool {
+	fits, err := nodeaffinity.GetRequiredNodeAffinity(p).Match(withoutProfile(n))
+	return n.Labels[config.LabelProfile] == "" || err == nil && fits
+}
+
+// withoutProfile is the node when a command has taken it out of its profile, and of the labels and taints of that.
+func withoutProfile(n *corev1.Node) *corev1.Node {
 	if n.Labels[config.LabelProfile] == "" {
-		return true
+		return n
 	}
 	var published nodekeys.Keys
 	if json.Unmarshal([]byte(n.Annotations[config.AnnotationPublished]), &published) != nil {
 		published = nodekeys.Keys{}
 	}
-	after := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.Name, Labels: maps.Clone(n.Labels)}}
+	after := *n
+	after.Labels = maps.Clone(n.Labels)
 	maps.DeleteFunc(after.Labels, func(key, _ string) bool { _, is := published.Labels[key]; return is || key == config.LabelProfile })
-	fits, err := nodeaffinity.GetRequiredNodeAffinity(p).Match(after)
-	return err == nil && fits
+	after.Spec.Taints = slices.DeleteFunc(slices.Clone(n.Spec.Taints), func(t corev1.Taint) bool {
+		return slices.ContainsFunc(published.Taints, func(o corev1.Taint) bool { return o.MatchTaint(&t) })
+	})
+	return &after
 }
 
 // tainted names the taints of the node's devices.

@@ -128,6 +128,9 @@ func TestWhatAPendingPodWithAClaimNeeds(t *testing.T) {
 		"claims that may not be read": {
 			build: func(c *pool) { c.dra("gpu-1", "off"); c.Unknown = errNotKnown }, want: "NotKnown", says: "not known",
 		},
+		"no free device, and a silent agent": {
+			build: func(c *pool) { c.dra("gpu-1", "3g.40gb@0:team/a"); c.status["gpu-1"] = &api.Status{} }, want: "NotKnown", says: "gpu-1: no agent has reported its GPUs",
+		},
 		"the driver cuts": {
 			build: func(c *pool) {
 				c.dra("gpu-1", "1g.10gb@0:team/a 1g.10gb@4:team/b 1g.10gb@5:team/c")
@@ -151,6 +154,18 @@ func TestWhatAPendingPodWithAClaimNeeds(t *testing.T) {
 				t.Errorf("got %q, want %q: %s", line(got), row.want, got.Reason)
 			}
 		})
+	}
+}
+
+// Where DeviceClasses may not be read, one may have the resource.
+func TestAResourceIsNoClasssOnlyWhereAllClassesAreKnown(t *testing.T) {
+	for unread, want := range map[error]string{nil: "NotGPU", errNotKnown: "NotKnown"} {
+		c := &pool{t: t, status: map[string]*api.Status{}}
+		c.dra("gpu-1", "3g.40gb@0")
+		c.Slices, c.Unknown = nil, unread
+		if got := c.moves(nil, running1("team", "a", "", "nvidia.com/mig-3g.40gb"))[0]; line(got) != want {
+			t.Errorf("%v: %s, want %s: %s", unread, line(got), want, got.Reason)
+		}
 	}
 }
 
