@@ -52,7 +52,8 @@ type contender struct {
 	pods     []string
 	priority int32
 	preempts bool
-	on       map[string][]portion // what they request, by the nodes that accept them
+	on       map[string][]portion // what they request, by the nodes that accept them, before and after the moves
+	may      map[string][]portion // and by those that accept them before or after
 	rivals   []*contender         // that may have all of which one of these needs a part
 	judged   bool                 // the rivals are known
 }
@@ -90,11 +91,12 @@ func (m *moves) contendersOf(ctx context.Context, pending []*corev1.Pod, out []M
 	}
 	var leave []string
 	for i, p := range pending {
-		if slices.Contains([]Verdict{TooLarge, Gated, NotGPU}, out[i].Verdict) {
+		never := slices.Contains([]Verdict{TooLarge, Gated}, out[i].Verdict)
+		if never || out[i].Verdict == NotGPU && (len(Asked(p)) == 0 || m.missingClass(p) != "") {
 			continue
 		}
 		add(out[i].Pod, p)
-		for _, of := range c.of[out[i].Pod].on[out[i].Node] {
+		for _, of := range c.of[out[i].Pod].may[out[i].Node] {
 			if c.given[out[i].Node] == nil {
 				c.given[out[i].Node] = demand.Want{}
 			}
@@ -137,16 +139,30 @@ func (m *moves) rulesOf(p *corev1.Pod) string {
 // contender is what pods like this one request of each node, as far as all but GPUs let them run there.
 func (m *moves) contender(ctx context.Context, p *corev1.Pod) *contender {
 	c := &contender{
-		priority: ptr.Deref(p.Spec.Priority, 0), on: map[string][]portion{},
+		priority: ptr.Deref(p.Spec.Priority, 0), on: map[string][]portion{}, may: map[string][]portion{},
 		preempts: ptr.Deref(p.Spec.PreemptionPolicy, corev1.PreemptLowerPriority) != corev1.PreemptNever && !m.devices.classes.asksByClaims(p),
 	}
 	for i := range m.Nodes {
 		n := &m.Nodes[i]
+		if ctx.Err() != nil || m.otherName(m.hardware[n.Name], p, n) != "" {
+			continue
+		}
 		other := m.countable(p, n)
 		maps.DeleteFunc(other, func(name corev1.ResourceName, _ resource.Quantity) bool { return nvml.GPUResource(string(name)) })
-		if ctx.Err() == nil && keeps(n, p, m.free[n.Name], other) == "" {
-			c.on[n.Name] = m.portions(ctx, p, n)
+		before := keeps(n, p, m.free[n.Name], other) == ""
+		after := before
+		if len(m.asked[n.Name]) > 0 {
+			after = keeps(withoutProfile(n), p, m.free[n.Name], other) == ""
 		}
+		if before || after {
+			c.may[n.Name] = m.portions(ctx, p, n)
+		}
+		if before && after {
+			c.on[n.Name] = c.may[n.Name]
+		}
+	}
+	if len(c.on) == 0 {
+		c.on = c.may
 	}
 	return c
 }
@@ -154,12 +170,16 @@ func (m *moves) contender(ctx context.Context, p *corev1.Pod) *contender {
 // portions are what the pod requests of the node's GPUs.
 func (m *moves) portions(ctx context.Context, p *corev1.Pod, n *corev1.Node) (out []portion) {
 	h := m.hardware[n.Name]
-	if h.claims && m.devices.classes.asksByClaims(p) {
+	any := []portion{{count: mostDevices}} // it is not known which
+	switch claims := m.devices.classes.asksByClaims(p); {
+	case claims && h.claims:
 		out, _, err := m.portionsByClaims(ctx, p, n, true)
 		if err != nil {
-			return []portion{{count: mostDevices}}
+			return any
 		}
 		return out
+	case claims && h.unknown != "" && m.devices.offeredOn(n):
+		return any
 	}
 	want := h.named(wantOf(p))
 	for _, kind := range slices.Sorted(maps.Keys(want)) {
@@ -171,21 +191,14 @@ func (m *moves) portions(ctx context.Context, p *corev1.Pod, n *corev1.Node) (ou
 // gets reports whether the pod is to have what it requests once all moves are carried out that can be.
 func (c *contenders) gets(move *Move) bool {
 	is := c.of[move.Pod]
-	return is != nil && !slices.ContainsFunc(is.on[move.Node], func(p portion) bool { return c.devices(move.Node, p) < p.count })
+	return is != nil && !slices.ContainsFunc(is.may[move.Node], func(p portion) bool { return c.devices(move.Node, p) < p.count })
 }
 
 // rivals are the pods that may run in the place of the pod; none if it is certain to run.
 func (c *contenders) rivals(pod string) (out []string) {
 	is := c.of[pod]
 	if !is.judged {
-		is.judged = true
-		requests := 0
-		for _, of := range is.on {
-			requests = max(requests, len(of))
-		}
-		for i := range requests {
-			is.rivals = append(is.rivals, c.before(is, i)...)
-		}
+		is.judged, is.rivals = true, c.before(is)
 	}
 	for _, other := range is.rivals {
 		for _, name := range other.pods {
@@ -198,18 +211,23 @@ func (c *contenders) rivals(pod string) (out []string) {
 	return slices.Compact(out)
 }
 
-// before are those that may have so much that nothing is left for one of the requests of such a pod; none if they cannot.
-func (c *contenders) before(is *contender, request int) (out []*contender) {
-	keep, all := map[string]int{}, 0 // so many devices have to go to others before the node has none for the pod
+// before are those that may have so much that each node lacks something that such a pod requests; none if they cannot.
+func (c *contenders) before(is *contender) (out []*contender) {
+	keep, all := map[string][]int{}, 0 // so many devices have to go to others before the node has none for a request, by the requests
 	for nodeName, of := range is.on {
-		if request < len(of) {
-			if n := c.devices(nodeName, of[request]) - of[request].count + 1; n > 0 {
-				keep[nodeName] = n
-				all += n
-			}
+		var has []int
+		for _, request := range of {
+			has = append(has, c.devices(nodeName, request)-request.count+1)
+		}
+		if least := slices.Min(append(has, mostDevices)); len(has) > 0 && least > 0 {
+			keep[nodeName] = has
+			all += least
 		}
 	}
-	taken, total := map[string]int{}, 0
+	taken, total := map[string][]int{}, 0
+	for nodeName := range keep {
+		taken[nodeName] = make([]int, len(keep[nodeName]))
+	}
 	for _, other := range c.all {
 		pods, most := len(other.pods), 0
 		switch {
@@ -219,16 +237,22 @@ func (c *contenders) before(is *contender, request int) (out []*contender) {
 			pods--
 		}
 		for nodeName := range keep {
-			each := other.takes(nodeName, is.on[nodeName][request])
-			taken[nodeName] += each * pods
-			most = max(most, each)
+			for i, request := range is.on[nodeName] {
+				each := other.takes(nodeName, request)
+				taken[nodeName][i] += each * pods
+				most = max(most, each)
+			}
 		}
 		if total += most * pods; most > 0 && pods > 0 {
 			out = append(out, other)
 		}
 	}
-	for nodeName, n := range keep {
-		if taken[nodeName] < n {
+	for nodeName, has := range keep {
+		lacks := false
+		for i, n := range has {
+			lacks = lacks || taken[nodeName][i] >= n
+		}
+		if !lacks {
 			return nil
 		}
 	}
@@ -240,7 +264,7 @@ func (c *contenders) before(is *contender, request int) (out []*contender) {
 
 // takes is how many of the devices that a request accepts one of the pods may have of the node.
 func (c *contender) takes(nodeName string, request portion) (n int) {
-	for _, p := range c.on[nodeName] {
+	for _, p := range c.may[nodeName] {
 		if p.overlaps(request) {
 			n += p.count
 		}

@@ -1,6 +1,7 @@
 package judge
 
 import (
+	"encoding/json"
 	"strings"
 	"testing"
 
@@ -10,6 +11,8 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 
 	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/nodekeys"
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
@@ -25,6 +28,9 @@ func TestPodsThatMayRunInThePlaceOfAnother(t *testing.T) {
 	}
 	tolerates := func(p *corev1.Pod) { p.Spec.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}} }
 	priority := func(n int32) func(p *corev1.Pod) { return func(p *corev1.Pod) { p.Spec.Priority = &n } }
+	with1 := func(of corev1.ResourceName) func(p *corev1.Pod) {
+		return func(p *corev1.Pod) { p.Spec.Containers[0].Resources.Requests[of] = resource.MustParse("1") }
+	}
 	never := func(p *corev1.Pod) { p.Spec.PreemptionPolicy = new(corev1.PreemptNever) }
 	for name, row := range map[string]struct {
 		build func(c *pool) []*corev1.Pod
@@ -104,6 +110,63 @@ func TestPodsThatMayRunInThePlaceOfAnother(t *testing.T) {
 				return []*corev1.Pod{asks("a", mig3), asks("b", mig3), asks("c", mig1)}
 			},
 			nil,
+		},
+		"one that the change for another pod bars": {
+			func(c *pool) []*corev1.Pod {
+				c.node("gpu-1", "3g.40gb@0 3g.40gb@4:team/r").Labels = map[string]string{config.LabelProfile: "research"}
+				selects := func(p *corev1.Pod) { p.Spec.NodeSelector = map[string]string{config.LabelProfile: "research"} }
+				return []*corev1.Pod{asks("a", mig3), asks("b", mig3, selects)}
+			},
+			map[string][]string{"team/a": {"team/b"}},
+		},
+		"one that the change lets in": {
+			func(c *pool) []*corev1.Pod {
+				n := c.node("gpu-1", "1g.10gb@0:team/r 1g.10gb@1:team/s 1g.10gb@4")
+				n.Labels, n.Spec.Taints = map[string]string{config.LabelProfile: "research"}, []corev1.Taint{{Key: "dedicated", Effect: corev1.TaintEffectNoSchedule}}
+				published, err := json.Marshal(nodekeys.Keys{Taints: n.Spec.Taints})
+				if err != nil {
+					c.t.Fatal(err)
+				}
+				n.Annotations = map[string]string{config.AnnotationPublished: string(published)}
+				return []*corev1.Pod{asks("a", mig3, tolerates), asks("b", mig3)}
+			},
+			map[string][]string{"team/a": {"team/b"}},
+		},
+		"one that lacks cpu after it": {
+			func(c *pool) []*corev1.Pod {
+				c.node("gpu-1", "3g.40gb@0 3g.40gb@4:team/r")
+				cpu := func(p *corev1.Pod) { p.Spec.Containers[0].Resources.Requests["cpu"] = resource.MustParse("40") }
+				return []*corev1.Pod{asks("a", mig3, cpu), asks("b", mig3, cpu)}
+			},
+			map[string][]string{"team/a": {"team/b"}},
+		},
+		"two kinds, of which another node has one": {
+			func(c *pool) []*corev1.Pod {
+				c.node("gpu-1", "3g.40gb@0 1g.10gb@4 1g.10gb@5 1g.10gb@6")
+				c.node("gpu-2", "3g.40gb@0 3g.40gb@4")
+				return []*corev1.Pod{asks("a", mig3, with1(mig1)), asks("b", mig3)}
+			},
+			map[string][]string{"team/a": {"team/b"}},
+		},
+		"two kinds, each short on one node": {
+			func(c *pool) []*corev1.Pod {
+				c.node("gpu-1", "3g.40gb@0 1g.10gb@4 1g.10gb@5 1g.10gb@6")
+				c.node("gpu-2", "3g.40gb@0 3g.40gb@4", "3g.40gb@0 3g.40gb@4", "1g.10gb@0 2g.20gb@2:team/r 3g.40gb@4:team/s")
+				return []*corev1.Pod{asks("a", mig3, with1(mig1)), asks("b", mig3), asks("c", mig1)}
+			},
+			map[string][]string{"team/a": {"team/b", "team/c"}},
+		},
+		"claims on a node whose agent is silent": {
+			func(c *pool) []*corev1.Pod {
+				c.Classes = []resourcev1.DeviceClass{class()}
+				c.dra("gpu-1", "3g.40gb@0 3g.40gb@4:team/r")
+				c.status["gpu-1"] = &api.Status{}
+				a, b := asks("a", "cpu"), asks("b", "cpu")
+				c.claims(a, migClass, ofProfile("3g.40gb"))
+				c.claims(b, migClass, "")
+				return []*corev1.Pod{a, b}
+			},
+			map[string][]string{"team/a": {"team/b"}},
 		},
 		"a claim that any MIG device is enough for": {
 			func(c *pool) []*corev1.Pod {
