@@ -150,13 +150,19 @@ func (r *recovery) diagnose(ctx context.Context, client kube.Interface, node cor
 // lastReport prints what the node shows of what keeps pods off it.
 func lastReport(n *corev1.Node, out *cli.Printer) {
 	t := cluster.ReportOf(n)
-	if t.None() {
+	switch {
+	case t.None():
 		out.Printf("no agent has ever reported on node %s\n", n.Name)
-	} else {
+	case t.Condition.Type == "":
+		out.Printf("%s has no condition of its agent\n", n.Name)
+	default:
 		out.Printf("%s, as its agent last reported at %s: %s: %s\n", n.Name, t.Condition.LastHeartbeatTime.UTC().Format(time.RFC3339), t.Condition.Reason,
 			t.Condition.Message)
 	}
 	for _, b := range t.Status.Blockers {
+		if !t.Agrees() { // they are of an earlier look
+			break
+		}
 		out.Printf("  in the way: %s\n", b)
 	}
 	if c := cluster.CordonOf(n); c != nil {

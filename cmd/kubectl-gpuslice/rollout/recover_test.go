@@ -107,5 +107,20 @@ gpu-1, as its agent last reported at 2000-01-01T00:00:00Z: EvictionBlocked: 1 po
   taint gpuslice.io/repartitioning:NoSchedule
 error: asking the agent needs the verb patch on nodes, which you lack
 `, 1)
+		w.Edit("gpu-1", func(n *corev1.Node) {
+			n.Spec.Unschedulable, n.Spec.Taints = false, nil
+			agenttest.Concludes(n, agenttest.Research("", config.ReasonDriverNotLoaded, 0), "there is no driver")
+		})
+		w.Start("recover", "gpu-1", "--dry-run")
+		w.Is(`
+gpu-1, as its agent last reported at 2000-01-01T00:00:00Z: DriverNotLoaded: there is no driver
+error: asking the agent needs the verb patch on nodes, which you lack
+`, 1)
+		w.Edit("gpu-1", func(n *corev1.Node) { n.Status.Conditions = nil })
+		w.Start("recover", "gpu-1", "--dry-run")
+		w.Is(`
+gpu-1 has no condition of its agent
+error: asking the agent needs the verb patch on nodes, which you lack
+`, 1)
 	}, agenttest.GPU("gpu-1"))
 }
