@@ -89,6 +89,8 @@ type Question struct {
 type Beginning struct {
 	At  time.Time // not before this time; zero for now
 	Not string    // what keeps it from beginning until something else ends; empty if nothing does
+	// Stay is what keeps it so where pods have to leave; empty if nothing does.
+	Stay string
 }
 
 // Moves says of each pending pod what it needs to run. Like the scheduler, it takes the pods by priority, then by age. Each move counts on those before it.

@@ -244,9 +244,9 @@ func (m *moves) begins(out *Move, n *corev1.Node) {
 		return
 	}
 	switch at := m.beginning(n); {
-	case at.Not != "":
+	case at.Not != "", at.Stay != "" && len(h.planned.leave) > 0:
 		out.Verdict = NeedsWindow
-		out.Notes = append(out.Notes, at.Not)
+		out.Notes = append(out.Notes, cmp.Or(at.Not, at.Stay))
 	case at.At.After(m.question.Now):
 		out.Verdict, out.Begins = NeedsWindow, at.At
 	}
@@ -259,7 +259,11 @@ func (m *moves) closed(n *corev1.Node, r demand.Recut) bool {
 		return true
 	}
 	disturbs := h.planned.disturbs || removes(r.Restored(h.gpus).Cuts, h.gpus)
-	return disturbs && m.question.Begins != nil && m.beginning(n).Not != ""
+	if !disturbs || m.question.Begins == nil {
+		return false
+	}
+	at := m.beginning(n)
+	return at.Not != "" || at.Stay != "" && len(h.planned.leave)+len(r.Pods) > 0
 }
 
 // beginning is when a change of the node may begin that takes something away.

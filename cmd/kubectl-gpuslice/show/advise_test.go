@@ -135,6 +135,9 @@ func (w adviser) advises(args ...string) (said string, code int) {
 // onePool is the begin of a maintenance file with a pool of all nodes.
 const onePool = "apiVersion: gpuslice.io/v1alpha1\nkind: Maintenance\npools: [{name: all, selector: \"!outside\", "
 
+// noEvictions is a maintenance file that lets no change evict pods outside of pools.
+const noEvictions = "apiVersion: gpuslice.io/v1alpha1\nkind: Maintenance\nmaxUnavailable: 0\n"
+
 // pauses makes the Lease of a pool that is paused.
 func (w adviser) pauses(pool, why string) {
 	w.T.Helper()
@@ -575,6 +578,17 @@ func TestAdvice(t *testing.T) {
 		"a pool without any room": {
 			build: then(idle, waits, func(w adviser) { w.maintenance(onePool + "maxUnavailable: 0}]\n") }),
 			code:  4, says: []string{"NeedsWindow", "no node of pool all may be unavailable: its maxUnavailable is 0"},
+		},
+		"no evictions outside of pools": {
+			build: func(w adviser) {
+				w.pool("gpu-1", "1g.10gb@0:team/x 3g.40gb@4:team/y")
+				w.pod("team/a", mig3)
+				w.maintenance(noEvictions)
+			},
+			code: 4, says: []string{"NeedsWindow", "no change outside of pools begins that evicts pods: maxUnavailable of ConfigMap gpuslice/gpuslice-maintenance is 0"},
+		},
+		"no evictions outside of pools, and none needed": {
+			build: then(idle, waits, func(w adviser) { w.maintenance(noEvictions) }), says: []string{"NeedsRecut"},
 		},
 		"a pool that is paused": {
 			build: then(idle, waits, func(w adviser) {
