@@ -160,3 +160,22 @@ func Names(all []string) string {
 	}
 	return out
 }
+
+// Ranges writes numbers as "0-2,5".
+func Ranges(all []int) string {
+	all = slices.Clone(all)
+	slices.Sort(all)
+	var parts []string
+	for i := 0; i < len(all); {
+		last := i
+		for last+1 < len(all) && all[last+1] == all[last]+1 {
+			last++
+		}
+		part := fmt.Sprint(all[i])
+		if last > i {
+			part += fmt.Sprintf("-%d", all[last])
+		}
+		parts, i = append(parts, part), last+1
+	}
+	return strings.Join(parts, ",")
+}

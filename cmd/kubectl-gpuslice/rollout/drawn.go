@@ -3,8 +3,6 @@ package rollout
 import (
 	"fmt"
 	"reflect"
-	"slices"
-	"strings"
 	"time"
 
 	"github.com/jedib0t/go-pretty/v6/text"
@@ -113,7 +111,7 @@ func unchanged(r *api.Recut) bool { return !r.AtReboot && reflect.DeepEqual(r.Be
 
 // captionOf names the GPUs, and says what no drawing shows.
 func captionOf(r *api.Recut) string {
-	name := "GPU " + ranges(r.GPUs)
+	name := "GPU " + output.Ranges(r.GPUs)
 	if r.Model != "" {
 		name += " " + r.Model
 	}
@@ -139,25 +137,6 @@ func instances(l api.Layout) []judge.Instance {
 		out = append(out, judge.Instance{Is: i.Is, At: i.At, Size: i.Size})
 	}
 	return out
-}
-
-// ranges writes numbers as "0-2,5".
-func ranges(all []int) string {
-	all = slices.Clone(all)
-	slices.Sort(all)
-	var parts []string
-	for i := 0; i < len(all); {
-		last := i
-		for last+1 < len(all) && all[last+1] == all[last]+1 {
-			last++
-		}
-		part := fmt.Sprint(all[i])
-		if last > i {
-			part += fmt.Sprintf("-%d", all[last])
-		}
-		parts, i = append(parts, part), last+1
-	}
-	return strings.Join(parts, ",")
 }
 
 // colourOf shows at a glance whether a user has to act.

@@ -28,10 +28,115 @@ func draw(v *nodeView, p output.Paper) string {
 	if len(v.GPUs) == 0 {
 		out = append(out, notReported)
 	}
-	for i := range v.GPUs {
-		out = append(out, v.Pods.gpu(&v.GPUs[i], v.healthKnown(), p)...)
+	if line := v.shares(); line != "" {
+		out = append(out, p.Block("in use: ", line)...)
+	}
+	for _, alike := range v.groups() {
+		if len(alike) == 1 {
+			out = append(out, v.Pods.gpu(alike[0], v.healthKnown(), p)...)
+			continue
+		}
+		out = append(out, v.Pods.group(alike, v.healthKnown(), p)...)
 	}
 	return strings.Join(out, "\n")
+}
+
+// groups are the GPUs, those together that are cut alike and well. Pods and the numbers of instances may differ.
+func (v *nodeView) groups() (out [][]*gpuView) {
+	by := map[string]int{}
+	for i := range v.GPUs {
+		g := &v.GPUs[i]
+		if g.Health != nil || g.Missing || g.Lost || len(g.Instances) == 0 && g.Geometry != "" {
+			out = append(out, []*gpuView{g})
+			continue
+		}
+		key := fmt.Sprintf("%q %t %t %d %q", g.Model, g.MIG, g.Earlier, g.Slices, g.Fits)
+		for _, i := range g.Instances {
+			key += fmt.Sprintf(" %q %d %d %t", i.Is, i.At, i.Size, i.Left)
+		}
+		at, known := by[key]
+		if !known {
+			at = len(out)
+			by[key], out = at, append(out, nil)
+		}
+		out[at] = append(out[at], g)
+	}
+	return out
+}
+
+// shares says how many of the devices and their shares pods have; empty if that is not known, or no device is shared.
+func (v *nodeView) shares() string {
+	devices, used := 0, 0
+	for i := range v.GPUs {
+		all, _, pods := v.GPUs[i].devices()
+		devices, used = devices+all, used+pods
+	}
+	if !v.Pods.Known || v.Offered <= devices || devices == 0 {
+		return ""
+	}
+	return fmt.Sprintf("%d of %d devices and shares", used, v.Offered)
+}
+
+// devices counts the GPU's devices, those without a pod, and how often pods have one.
+func (g *gpuView) devices() (all, free, pods int) {
+	count := func(on []string, left bool) {
+		if all, pods = all+1, pods+len(on); len(on) == 0 && !left {
+			free++
+		}
+	}
+	switch {
+	case g.Missing || g.Lost:
+	case !g.MIG:
+		count(g.Pods, false)
+	default:
+		for _, i := range g.Instances {
+			count(append(g.Pods[:len(g.Pods):len(g.Pods)], i.Pods...), i.Left)
+		}
+	}
+	return all, free, pods
+}
+
+// group draws GPUs that are cut alike once, and lists who uses them.
+func (v podsView) group(alike []*gpuView, known bool, p output.Paper) []string {
+	first := alike[0]
+	cut := first.MIG && first.Slices > 0
+	numbers, all, free := []int{}, 0, 0
+	for _, g := range alike {
+		n, idle, _ := g.devices()
+		numbers, all, free = append(numbers, g.Index), all+n, free+idle
+	}
+	head := first.titled("GPU "+output.Ranges(numbers), cut) + v.freeOf(all, free)
+	if state := first.state(known); state != "" {
+		head += ", " + state
+	}
+	out := p.Block("", head)
+	if cut {
+		names, _ := cells(first)
+		out = append(out, p.Cut(output.Indent+picture.Slices(first.Slices, names, p.Drawn())))
+	}
+	for _, g := range alike {
+		name := fmt.Sprintf("%sGPU %d ", output.Indent, g.Index)
+		for _, i := range g.Instances {
+			if len(i.Pods) > 0 {
+				out = append(out, p.Block(fmt.Sprintf("%s#%-3d %s  ", name, i.ID, i.Is), strings.Join(i.Pods, ", "))...)
+			}
+		}
+		if len(g.Pods) > 0 {
+			out = append(out, p.Block(name+" ", strings.Join(g.Pods, ", "))...)
+		}
+	}
+	if first.Fits != "" {
+		out = append(out, p.Block(output.Indent+"room on each: ", first.room())...)
+	}
+	return out
+}
+
+// freeOf says how many devices no pod has; empty if that is not known.
+func (v podsView) freeOf(all, free int) string {
+	if !v.Known || all < 2 { // of one device the line below says it
+		return ""
+	}
+	return fmt.Sprintf(", %d of %d free", free, all)
 }
 
 const notReported = "no agent has reported how the GPUs are cut"
@@ -56,7 +161,8 @@ func (v *nodeView) remarks() (out []string) {
 // gpu draws a GPU. Known says whether the agent reports its health.
 func (v podsView) gpu(g *gpuView, known bool, p output.Paper) []string {
 	cut := g.MIG && g.Slices > 0 && !g.Lost
-	lines := g.headline(cut, known, p)
+	all, free, _ := g.devices()
+	lines := g.headline(cut, known, v.freeOf(all, free), p)
 	lines = append(lines, g.healthLines(p)...)
 	if g.Missing || g.Lost && len(g.Pods) == 0 {
 		return lines
@@ -104,8 +210,8 @@ func (g *gpuView) room() string {
 }
 
 // headline names the GPU, and reports its health.
-func (g *gpuView) headline(cut, known bool, p output.Paper) []string {
-	head, state := g.name(cut), g.state(known)
+func (g *gpuView) headline(cut, known bool, free string, p output.Paper) []string {
+	head, state := g.name(cut)+free, g.state(known)
 	if state == "" {
 		return p.Block("", head)
 	}
@@ -128,9 +234,18 @@ func (g *gpuView) name(cut bool) string {
 	case g.Lost:
 		return fmt.Sprintf("GPU %d %s not known", g.Index, g.UUID)
 	}
-	name := fmt.Sprintf("GPU %d %s whole", g.Index, g.UUID)
+	return g.titled(fmt.Sprintf("GPU %d %s", g.Index, g.UUID), cut)
+}
+
+// titled adds the model, and how it is used.
+func (g *gpuView) titled(name string, cut bool) string {
+	if g.Model != "" {
+		name += " " + g.Model
+	}
 	if cut {
-		name = fmt.Sprintf("GPU %d %s MIG", g.Index, g.UUID)
+		name += " MIG"
+	} else {
+		name += " whole"
 	}
 	if g.Earlier {
 		name += " when last seen"

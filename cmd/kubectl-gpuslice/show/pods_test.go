@@ -42,7 +42,7 @@ NODE    ASKED FOR   PHASE   REASON      SINCE   CAPACITY   BLOCKERS
 gpu-1               Idle    Converged   0s
 
 gpu-1
-GPU 0 GPU-5d1c7f00-1111-2222-3333-444455556666 MIG
+GPU 0 GPU-5d1c7f00-1111-2222-3333-444455556666 MIG, 2 of 4 free
   │1g.10gb │1g.10gb │ 2g.20gb         │ 3g.40gb                           │
   │ #9     │ #10    │ #5              │ #2                                │
   #9   1g.10gb@0  free
@@ -70,7 +70,7 @@ NODE    ASKED FOR   PHASE   REASON      SINCE   CAPACITY   BLOCKERS
 gpu-1               Idle    Converged   0s
 
 gpu-1
-GPU 0 GPU-5d1c7f00-1111-2222-3333-444455556666 MIG
+GPU 0 GPU-5d1c7f00-1111-2222-3333-444455556666 MIG, 0 of 2 free
   │1g.10gb │1g.10gb │    ·        ·        ·        ·        ·        ·   │
   │ #7     │ #8     │    ·        ·        ·        ·        ·        ·   │
   #7   1g.10gb@0  team/notebook

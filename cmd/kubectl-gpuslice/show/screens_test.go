@@ -12,6 +12,7 @@ import (
 	gocmp "github.com/google/go-cmp/cmp"
 	"github.com/jedib0t/go-pretty/v6/text"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpuslice/gpuslice/agent/api"
@@ -71,6 +72,7 @@ func screenNodes() []corev1.Node {
 	well := onScreen("gpu-1", config.LabelMIGConfig, "all-balanced", api.Status{
 		Phase: api.PhaseIdle, Reason: config.ReasonConverged, GPUs: []api.StatusGPU{balanced(0), seven(1), {Index: 2, UUID: "GPU-whole", MIG: false, Slices: 8}},
 		Capacity: "nvidia.com/gpu 1, nvidia.com/mig-1g.10gb 9, nvidia.com/mig-2g.20gb 1, nvidia.com/mig-3g.40gb 1",
+		Models:   []api.Model{{Name: "NVIDIA H100 80GB HBM3", GPUs: []int{0, 1, 2}}},
 	}, 3*time.Hour, "all-balanced: as asked")
 	health(well, 1, api.GPUHealth{
 		Reason: config.ReasonUncorrectableECC, Severity: "degraded", Action: "ResetGPU", Since: screenTime.Add(-20 * time.Second), Instances: []string{"1g.10gb@6"},
@@ -110,6 +112,31 @@ func diagnosed() *api.Diagnosis {
 	}}
 }
 
+// alike is a node of eight GPUs that are cut alike, and four that time-slicing shares by three, with pods on some.
+func alike() nodeView {
+	s := api.Status{
+		Phase: api.PhaseIdle, Reason: config.ReasonConverged, Capacity: "nvidia.com/gpu 12 = 4 x 3 time-slicing, nvidia.com/mig-1g.10gb 16",
+		Models: []api.Model{{Name: "NVIDIA H100 80GB HBM3", GPUs: []int{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11}}},
+	}
+	for i := range 12 {
+		g := balanced(i)
+		if i >= 8 {
+			g = api.StatusGPU{Index: i, UUID: g.UUID, Slices: 8}
+		}
+		s.GPUs = append(s.GPUs, g)
+	}
+	n := onScreen("gpu-12", config.LabelProfile, "research", s, 3*time.Hour, "research: as asked")
+	n.Status.Allocatable = corev1.ResourceList{"cpu": resource.MustParse("64"), "nvidia.com/gpu": resource.MustParse("12"), "nvidia.com/mig-1g.10gb": resource.MustParse("32")}
+	v := viewOf(n, screenTime)
+	v.addDiagnosis(&api.Diagnosis{Pods: []api.PodSeen{
+		{Namespace: "team-a", Name: "notebook-0", Devices: []string{"GPU 0 1g.10gb@0"}},
+		{Namespace: "team-a", Name: "trainer-0", Devices: []string{"GPU 5 3g.40gb@4", "GPU 6 3g.40gb@4"}},
+		{Namespace: "team-b", Name: "first", Devices: []string{"GPU 9"}},
+		{Namespace: "team-b", Name: "second", Devices: []string{"GPU 9"}},
+	}})
+	return v
+}
+
 func TestScreens(t *testing.T) {
 	text.EnableColors()
 	t.Cleanup(text.DisableColors)
@@ -120,6 +147,7 @@ func TestScreens(t *testing.T) {
 	}
 	known, sick := viewOf(&nodes[1], screenTime), viewOf(&nodes[3], screenTime)
 	known.addDiagnosis(diagnosed())
+	equal := alike()
 	sick.Pods.Why = "the agent has not answered within 5s"
 	sick.Pods.Asking = []string{"team-a/notebook-0 (nvidia.com/mig-1g.10gb 1)"}
 	for _, width := range []int{160, 80, 40} {
@@ -128,7 +156,7 @@ func TestScreens(t *testing.T) {
 			for name, screen := range map[string]string{
 				"status":      tabulate(views, nodeColumns, false, p),
 				"status-wide": tabulate(views, nodeColumns, true, p),
-				"status-node": draw(&known, p) + "\n\n" + draw(&sick, p),
+				"status-node": draw(&known, p) + "\n\n" + draw(&sick, p) + "\n\n" + draw(&equal, p),
 			} {
 				file := filepath.Join("testdata", fmt.Sprintf("%s-%d.txt", name, width))
 				if colour {

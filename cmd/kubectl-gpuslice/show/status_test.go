@@ -354,7 +354,7 @@ func TestOperandsAreNoUsers(t *testing.T) {
 		{Namespace: "kube-system", Name: "exporter", Devices: []string{"unknown; it counts as holding everything"}, Operand: true},
 		{Namespace: "team", Name: "trainer", Devices: []string{"GPU 1"}},
 	}})
-	if said := draw(&v, output.Paper{Now: time.Now()}); strings.Contains(said, "kube-system") || !strings.HasSuffix(said, "GPU-0 whole\n  free\nGPU 1 GPU-1 whole\n  used by: team/trainer") {
+	if said := draw(&v, output.Paper{Now: time.Now()}); strings.Contains(said, "kube-system") || !strings.HasSuffix(said, "GPU 0-1 whole, 1 of 2 free\n  GPU 1  team/trainer") {
 		t.Error(said)
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/output"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/config/sanitize"
+	"github.com/gpuslice/gpuslice/nvml"
 )
 
 const (
@@ -21,6 +22,8 @@ const (
 	// machine has more.
 	mostGPUs      = 64
 	mostInstances = 64
+	// mostOffered bounds the shares of a resource.
+	mostOffered = 1_000_000
 )
 
 // nodeView is what status prints of a node, for users and for programs.
@@ -44,6 +47,7 @@ type nodeView struct {
 	Blockers []string               `json:"blockers,omitempty"`
 	Health   *healthView            `json:"health,omitempty"` // nil if the agent does not report it
 	GPUs     []gpuView              `json:"gpus,omitempty"`
+	Offered  int                    `json:"offered,omitempty"` // devices, or shares of them, that the scheduler may allocate
 	Pods     podsView               `json:"pods"`
 }
 
@@ -59,6 +63,7 @@ type gpuView struct {
 	Index     int            `json:"index"`
 	UUID      string         `json:"uuid"`
 	MIG       bool           `json:"mig"`
+	Model     string         `json:"model,omitempty"` // of a GPU that can be cut
 	Geometry  string         `json:"geometry,omitempty"`
 	Slices    int            `json:"slices,omitempty"`
 	Pods      []string       `json:"pods,omitempty"` // on the whole of it
@@ -114,7 +119,17 @@ func viewOf(n *corev1.Node, now time.Time) nodeView {
 	for _, g := range s.GPUs[:min(len(s.GPUs), mostGPUs)] {
 		gpu := viewOfGPU(g)
 		gpu.Earlier = v.Silent || t.StandsAlone()
+		for _, m := range s.Models {
+			if slices.Contains(m.GPUs, g.Index) && !g.Missing {
+				gpu.Model = sanitize.Cut(m.Name, cluster.LongestWord)
+			}
+		}
 		v.GPUs = append(v.GPUs, gpu)
+	}
+	for name, n := range n.Status.Allocatable {
+		if nvml.GPUResource(string(name)) {
+			v.Offered += int(min(max(0, n.Value()), mostOffered))
+		}
 	}
 	return v
 }
@@ -175,7 +190,10 @@ func cutAsNow(now []api.StatusGPU, said []gpuView) []gpuView {
 	for _, g := range now {
 		one := viewOfGPU(g)
 		for _, before := range said {
-			if before.UUID == one.UUID && one.Health == nil {
+			if before.UUID != one.UUID {
+				continue
+			}
+			if one.Model = before.Model; one.Health == nil {
 				one.setHealth(before.Health)
 			}
 		}
