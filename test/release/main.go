@@ -258,7 +258,8 @@ func (r *release) notes(ctx context.Context) error {
 	}
 	slices.Sort(order)
 	var text bytes.Buffer
-	fmt.Fprintf(&text, "# gpuslice %s\n", r.version)
+	fmt.Fprintf(&text, "# gpuslice %s\n\n[What it changes for you](%s/blob/%s/.github/CHANGELOG.md). Image: `%s:%s@%s`\n",
+		r.version, r.source, r.version, r.agent, r.version, r.digest)
 	for _, part := range order {
 		fmt.Fprintf(&text, "\n## %s\n\n", part)
 		for _, what := range parts[part] {

@@ -70,6 +70,9 @@ func TestARelease(t *testing.T) {
 			t.Errorf("%s names another image, or no digest", name)
 		}
 	}
+	if notes := string(has["NOTES.md"]); !strings.Contains(notes, at+"/gpuslice/gpuslice-agent:v9.8.7@sha256:") {
+		t.Errorf("the notes do not say which image it is: %s", notes)
+	}
 	chart := untarred(t, has["gpuslice-9.8.7.tgz"])
 	if says := chart["gpuslice/Chart.yaml"]; !strings.Contains(says, "version: 9.8.7") || !strings.Contains(says, "appVersion: v9.8.7") {
 		t.Errorf("the chart says %s", says)
