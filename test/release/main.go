@@ -234,16 +234,30 @@ func (r *release) playground(ctx context.Context) error {
 	return err
 }
 
-// notes says what has changed since the release before, by the subjects of the commits: those of one part together.
+// longestNotes is in bytes: GitHub refuses a release whose text has more than 125,000 characters.
+const longestNotes = 120_000
+
+// notes says what has changed since the release before, by the subjects of the commits: those of one part together. Of the first release all is new.
 func (r *release) notes(ctx context.Context) error {
-	since := "HEAD"
+	var text bytes.Buffer
+	fmt.Fprintf(&text, "# gpuslice %s\n\n[What it changes for you](%s/blob/%s/.github/CHANGELOG.md). Image: `%s:%s@%s`\n",
+		r.version, r.source, r.version, r.agent, r.version, r.digest)
 	if before, err := output(ctx, nil, "git", "describe", "--tags", "--abbrev=0", "HEAD^"); err == nil {
-		since = before + "..HEAD"
-	} // else this is the first
-	subjects, err := output(ctx, nil, "git", "log", "--no-merges", "--reverse", "--format=%s", since)
-	if err != nil {
-		return err
+		subjects, err := output(ctx, nil, "git", "log", "--no-merges", "--reverse", "--format=%s", before+"..HEAD")
+		if err != nil {
+			return err
+		}
+		if list := byPart(subjects); text.Len()+len(list) < longestNotes {
+			text.WriteString(list)
+		} else {
+			fmt.Fprintf(&text, "\n[The commits](%s/compare/%s...%s) are too many for this page.\n", r.source, before, r.version)
+		}
 	}
+	return os.WriteFile(filepath.Join(r.out, "NOTES.md"), text.Bytes(), 0o644) //nolint:wrapcheck // it names the file
+}
+
+// byPart lists subjects of commits below the part that each begins with.
+func byPart(subjects string) string {
 	parts := map[string][]string{}
 	var order []string
 	for subject := range strings.Lines(subjects) {
@@ -257,16 +271,14 @@ func (r *release) notes(ctx context.Context) error {
 		parts[part] = append(parts[part], what)
 	}
 	slices.Sort(order)
-	var text bytes.Buffer
-	fmt.Fprintf(&text, "# gpuslice %s\n\n[What it changes for you](%s/blob/%s/.github/CHANGELOG.md). Image: `%s:%s@%s`\n",
-		r.version, r.source, r.version, r.agent, r.version, r.digest)
+	var text strings.Builder
 	for _, part := range order {
 		fmt.Fprintf(&text, "\n## %s\n\n", part)
 		for _, what := range parts[part] {
 			fmt.Fprintf(&text, "- %s\n", what)
 		}
 	}
-	return os.WriteFile(filepath.Join(r.out, "NOTES.md"), text.Bytes(), 0o644) //nolint:wrapcheck // it names the file
+	return text.String()
 }
 
 // checksums writes what sha256sum --check reads.
