@@ -31,6 +31,7 @@ type found struct {
 	unknown error       // why that is not known
 	recut   demand.Recut
 	can     bool // there is a change after which it runs
+	closed  bool // that may not begin, and it is not known when it may
 }
 
 // alikeTo is what was found for pods like this one.
@@ -57,6 +58,7 @@ func (m *moves) look(ctx context.Context, c *alike, p *corev1.Pod, i int) *found
 		*f = found{looked: true, version: m.version[n.Name], want: m.hardware[n.Name].named(c.want)}
 		if m.admits(ctx, f, p, n) {
 			m.wouldCut(f, p, n)
+			f.closed = f.can && m.closed(n, f.recut)
 		}
 	}
 	return f
@@ -145,10 +147,7 @@ func (m *moves) wouldCut(f *found, p *corev1.Pod, n *corev1.Node) {
 		f.unknown = fmt.Errorf("%s: %s", n.Name, h.unknown)
 		return
 	}
-	if f.why = m.neverOffers(h, p, n); f.why != "" {
-		if h.claims && m.Unknown != nil && m.otherName(h, p, n) != "" { // a DeviceClass may have the resource
-			f.why, f.unknown = "", errNotKnown
-		}
+	if f.why, f.unknown = m.neverOffers(h, p, n); f.why != "" || f.unknown != nil {
 		return
 	}
 	search := m.search

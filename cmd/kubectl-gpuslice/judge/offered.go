@@ -125,12 +125,17 @@ func (h *hardware) leavesOutAttributes(name string, n *corev1.Node) bool {
 	return !h.planned.changes && has(h.gpus)
 }
 
-// neverOffers returns why the node would not offer what the pod requests under that name, however its GPUs are cut; empty if it would.
-func (m *moves) neverOffers(h *hardware, p *corev1.Pod, n *corev1.Node) string {
+// neverOffers returns why the node would not offer what the pod requests under that name, however its GPUs are cut; empty if it would. The error says why that is
+// not known.
+func (m *moves) neverOffers(h *hardware, p *corev1.Pod, n *corev1.Node) (why string, unknown error) {
 	if !keepsLabels(n, p) {
-		return "the pod's node selector asks for labels of profile " + sanitize.Cut(n.Labels[config.LabelProfile], longestKey) + ", and a change takes the node out of that"
+		return "the pod's node selector asks for labels of profile " + sanitize.Cut(n.Labels[config.LabelProfile], longestKey) + ", and a change takes the node out of that", nil
 	}
-	return m.otherName(h, p, n)
+	why = m.otherName(h, p, n)
+	if why != "" && h.claims && m.Unknown != nil { // a DeviceClass may have the resource
+		return "", errNotKnown
+	}
+	return why, nil
 }
 
 // otherName returns why the node offers nothing under the names by which the pod requests GPUs; empty if it does.

@@ -29,15 +29,12 @@ func (m *moves) recut(ctx context.Context, c *alike, p *corev1.Pod) (Move, bool)
 			best = append(best, i)
 		}
 	}
-	closed := map[int]bool{}
-	for _, i := range best {
-		closed[i] = m.closed(&m.Nodes[i], c.found[i].recut)
-	}
 	slices.SortStableFunc(best, func(a, b int) int {
 		switch { // one that may begin lets the pod run
-		case closed[a] != closed[b] && closed[b]:
+		case c.found[a].closed == c.found[b].closed:
+		case c.found[b].closed:
 			return -1
-		case closed[a] != closed[b]:
+		default:
 			return 1
 		}
 		return cmp.Or(c.found[a].recut.Cost.Compare(c.found[b].recut.Cost), cmp.Compare(m.Nodes[a].Name, m.Nodes[b].Name))
@@ -148,6 +145,14 @@ func (m *moves) carryOut(n *corev1.Node, r demand.Recut, want demand.Want, p *co
 			out.Notes = append(out.Notes, "device plugins before v0.20 leave the attributes of profiles out of names: then the pod does not get it")
 		}
 	}
+	m.offer(p, n)
+	m.version[n.Name]++
+	return out
+}
+
+// offer notes what the node offers after a change, and what the pod takes of the rest.
+func (m *moves) offer(p *corev1.Pod, n *corev1.Node) {
+	h := m.hardware[n.Name]
 	for name, n2 := range h.freeResources(n) {
 		m.room.free[n.Name] = m.room.free[n.Name].DeepCopy()
 		m.room.free[n.Name][name] = *resource.NewQuantity(int64(n2), resource.DecimalSI)
@@ -157,8 +162,6 @@ func (m *moves) carryOut(n *corev1.Node, r demand.Recut, want demand.Want, p *co
 			m.room.take(n.Name, corev1.ResourceList{name: need})
 		}
 	}
-	m.version[n.Name]++
-	return out
 }
 
 // unchanged are the wanted devices that GPUs give which the cuts leave as they are.

@@ -213,17 +213,7 @@ func (c *contenders) rivals(pod string) (out []string) {
 
 // before are those that may have so much that each node lacks something that such a pod requests; none if they cannot.
 func (c *contenders) before(is *contender) (out []*contender) {
-	keep, all := map[string][]int{}, 0 // so many devices have to go to others before the node has none for a request, by the requests
-	for nodeName, of := range is.on {
-		var has []int
-		for _, request := range of {
-			has = append(has, c.devices(nodeName, request)-request.count+1)
-		}
-		if least := slices.Min(append(has, mostDevices)); len(has) > 0 && least > 0 {
-			keep[nodeName] = has
-			all += least
-		}
-	}
+	keep, all := c.keeping(is)
 	taken, total := map[string][]int{}, 0
 	for nodeName := range keep {
 		taken[nodeName] = make([]int, len(keep[nodeName]))
@@ -248,11 +238,11 @@ func (c *contenders) before(is *contender) (out []*contender) {
 		}
 	}
 	for nodeName, has := range keep {
-		lacks := false
+		enough := true
 		for i, n := range has {
-			lacks = lacks || taken[nodeName][i] >= n
+			enough = enough && taken[nodeName][i] < n
 		}
-		if !lacks {
+		if enough {
 			return nil
 		}
 	}
@@ -260,6 +250,22 @@ func (c *contenders) before(is *contender) (out []*contender) {
 		return nil
 	}
 	return out
+}
+
+// keeping is how many devices have to go to others before a node has none for a request of the pod, by node and request; and how many at least for all nodes.
+func (c *contenders) keeping(is *contender) (keep map[string][]int, all int) {
+	keep = map[string][]int{}
+	for nodeName, of := range is.on {
+		var has []int
+		for _, request := range of {
+			has = append(has, c.devices(nodeName, request)-request.count+1)
+		}
+		if len(has) > 0 && slices.Min(has) > 0 {
+			keep[nodeName] = has
+			all += slices.Min(has)
+		}
+	}
+	return keep, all
 }
 
 // takes is how many of the devices that a request accepts one of the pods may have of the node.

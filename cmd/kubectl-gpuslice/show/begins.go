@@ -38,10 +38,6 @@ func (a *advice) begins(ctx context.Context, client kube.Interface, nodes []core
 			}
 		}
 	}
-	stay := ""
-	if limit := schedule.Others.MaxUnavailable; limit != nil && limit.Of(1) == 0 {
-		stay = "no change outside of pools begins that evicts pods: maxUnavailable of " + where + " is 0"
-	}
 	paused, members := map[string]string{}, map[string][]member{} // by the pool
 	return func(n *corev1.Node) judge.Beginning {
 		pool := schedule.For(n)
@@ -53,20 +49,24 @@ func (a *advice) begins(ctx context.Context, client kube.Interface, nodes []core
 				return judge.Beginning{Not: not}
 			}
 		}
-		may := judge.Beginning{At: a.now}
-		if pool.Name == "" {
-			may.Stay = stay
+		may := a.opens(pool, n)
+		if pool.Name == "" && pool.MaxUnavailable != nil && pool.MaxUnavailable.Of(1) == 0 {
+			may.Stay = "no change outside of pools begins that evicts pods: maxUnavailable of " + where + " is 0"
 		}
-		if o, open := pool.Schedule.At(a.now); open && (o.End.IsZero() || o.End.Sub(a.now) >= pool.Estimate) {
-			return may
-		}
-		o, ever := pool.Schedule.Next(a.now, pool.Estimate)
-		if !ever {
-			return judge.Beginning{Not: "no window of node " + n.Name + " opens again"}
-		}
-		may.At = o.Start
 		return may
 	}, nil
+}
+
+// opens is when a window lets a change of the node begin.
+func (a *advice) opens(pool maintenance.Pool, n *corev1.Node) judge.Beginning {
+	if o, open := pool.Schedule.At(a.now); open && (o.End.IsZero() || o.End.Sub(a.now) >= pool.Estimate) {
+		return judge.Beginning{At: a.now}
+	}
+	o, ever := pool.Schedule.Next(a.now, pool.Estimate)
+	if !ever {
+		return judge.Beginning{Not: "no window of node " + n.Name + " opens again"}
+	}
+	return judge.Beginning{At: o.Start}
 }
 
 // paused says that the agents have paused the pool, or a user has; empty if not.
