@@ -143,6 +143,9 @@ const mostKept = 4
 // wouldCut adds the cheapest change of the node after which it has what is wanted.
 func (m *moves) wouldCut(f *found, p *corev1.Pod, n *corev1.Node) {
 	h := m.hardware[n.Name]
+	if h.none {
+		return
+	}
 	if h.unknown != "" {
 		f.unknown = fmt.Errorf("%s: %s", n.Name, h.unknown)
 		return

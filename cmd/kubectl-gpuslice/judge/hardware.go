@@ -32,6 +32,7 @@ type hardware struct {
 	anywhere []string       // pods that may have any device, as their agent does not know it
 	dynamic  bool           // NVIDIA's DRA driver cuts them for claims
 	claims   bool           // NVIDIA's DRA driver offers them
+	none     bool           // the node shows no GPU at all
 	unknown  string         // why it is not known how they can be cut, and what that would take; empty if it is
 	planned  planned        // what moves have changed of this
 }

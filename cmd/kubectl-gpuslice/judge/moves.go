@@ -107,7 +107,7 @@ func Moves(ctx context.Context, q Question) []Move {
 		began := time.Now()
 		move := m.within(ctx, p, namespaceTime-spent[p.Namespace])
 		spent[p.Namespace] += time.Since(began)
-		move.Pod, move.Since, move.Requests = p.Namespace+"/"+p.Name, p.CreationTimestamp.UTC(), Asked(p)
+		move.Pod, move.Since, move.Requests = p.Namespace+"/"+p.Name, p.CreationTimestamp.UTC(), m.devices.classes.asked(p)
 		out = append(out, move)
 	}
 	m.addRivals(ctx, pending, out)
@@ -158,14 +158,27 @@ func movesOf(q Question) *moves {
 		n := &q.Cluster.Nodes[i]
 		s, unknown := q.Status(n)
 		m.hardware[n.Name] = hardwareOf(n, s, m.on[n.Name], q.All, claims, known)
-		if unknown != "" {
+		switch {
+		case unknown != "":
 			m.hardware[n.Name] = &hardware{unknown: unknown}
+		case len(s.GPUs) == 0 && m.without(n):
+			m.hardware[n.Name].none = true
 		}
 	}
 	m.room = m.roomWithout(Leaving{})
 	m.search = demand.Asked(m.requested())
 	m.fewest = m.search.FewestPods()
 	return m
+}
+
+// without reports whether the node shows no GPU at all: neither by a resource, an agent, NVIDIA's DRA driver nor a label of a discovery.
+func (m *moves) without(n *corev1.Node) bool {
+	for key := range n.Labels {
+		if strings.HasPrefix(key, "nvidia.com/gpu.") || strings.HasPrefix(key, "feature.node.kubernetes.io/pci-") && strings.Contains(key, "10de") {
+			return false
+		}
+	}
+	return !HasGPUs(n) && !m.devices.unknown && !m.devices.offeredOn(n)
 }
 
 func pointers(pods []corev1.Pod) (out []*corev1.Pod) {
@@ -215,7 +228,7 @@ func wantOf(p *corev1.Pod) demand.Want {
 // of is the move of one pod.
 func (m *moves) of(ctx context.Context, p *corev1.Pod) Move {
 	switch {
-	case len(Asked(p)) == 0:
+	case len(m.devices.classes.asked(p)) == 0:
 		return Move{Verdict: NotGPU, Reason: "it requests no GPU"}
 	case len(p.Spec.SchedulingGates) > 0:
 		return Move{Verdict: Gated, Reason: gates(p)}

@@ -92,7 +92,7 @@ func (m *moves) contendersOf(ctx context.Context, pending []*corev1.Pod, out []M
 	var leave []string
 	for i, p := range pending {
 		never := slices.Contains([]Verdict{TooLarge, Gated}, out[i].Verdict)
-		if never || out[i].Verdict == NotGPU && (len(Asked(p)) == 0 || m.missingClass(p) != "") {
+		if never || out[i].Verdict == NotGPU && (len(m.devices.classes.asked(p)) == 0 || m.missingClass(p) != "") {
 			continue
 		}
 		add(out[i].Pod, p)

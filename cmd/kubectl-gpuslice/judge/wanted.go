@@ -229,11 +229,15 @@ func (m *moves) missingClass(p *corev1.Pod) string {
 
 // Asked are the GPUs and parts of them that the pod requests, as "nvidia.com/mig-3g.40gb 1", those of DeviceClasses, and its claims. The pod does not say which
 // driver a claim or another class belongs to.
-func Asked(p *corev1.Pod) []string {
+func Asked(p *corev1.Pod) []string { return classes{}.asked(p) }
+
+// asked is Asked, with the resources that classes have named.
+func (c classes) asked(p *corev1.Pod) []string {
 	var out []string
 	certain := false
 	for name, n := range Requests(p) {
 		class, byClass := strings.CutPrefix(string(name), resourcev1.ResourceDeviceClassPrefix)
+		byClass = byClass || c.of(name) != ""
 		nvidias := strings.HasPrefix(string(name), "nvidia.com/") || byClass && slices.Contains([]string{dra.ClassGPU, dra.ClassMIG}, class)
 		if certain = certain || nvidias; nvidias || byClass {
 			out = append(out, fmt.Sprintf("%s %s", name, n.String()))

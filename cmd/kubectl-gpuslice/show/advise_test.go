@@ -533,6 +533,37 @@ func TestAdvice(t *testing.T) {
 				w.maintenance("apiVersion: gpuslice.io/v1alpha1\nkind: Maintenance\nwindows: [{days: [Fri], start: \"23:00\", duration: 70m}]\n")
 			}), says: []string{"NeedsWindow", "may begin at 2000-01-07 23:00:00Z"},
 		},
+		"a node without GPUs is no node that could have them": {
+			build: then(func(w adviser) {
+				w.pool("gpu-1", "3g.40gb@0:team/x 3g.40gb@4:team/y")
+				w.pool("cpu-1")
+				w.Edit("cpu-1", func(n *corev1.Node) {
+					delete(n.Annotations, config.AnnotationStatus)
+					n.Status.Conditions = n.Status.Conditions[len(n.Status.Conditions)-1:]
+				})
+			}, waits), code: 4, says: []string{"NeedsDrain", "one has to end"},
+		},
+		"a node that is labelled as one with GPUs, without an agent": {
+			build: then(func(w adviser) {
+				w.pool("gpu-1", "3g.40gb@0:team/x 3g.40gb@4:team/y")
+				w.pool("gpu-2")
+				w.Edit("gpu-2", func(n *corev1.Node) {
+					delete(n.Annotations, config.AnnotationStatus)
+					n.Status.Conditions = n.Status.Conditions[len(n.Status.Conditions)-1:]
+					n.Labels["feature.node.kubernetes.io/pci-10de.present"] = "true"
+				})
+			}, waits), code: 5, says: []string{"NotKnown"},
+		},
+		"a resource that only a DeviceClass names": {
+			build: func(w adviser) {
+				w.pool("gpu-1", "off")
+				class := &resourcev1.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: "gpu.nvidia.com"}, Spec: resourcev1.DeviceClassSpec{ExtendedResourceName: new("example.com/a100")}}
+				if _, err := w.Client.ResourceV1().DeviceClasses().Create(w.T.Context(), class, metav1.CreateOptions{}); err != nil {
+					w.T.Fatal(err)
+				}
+				w.pod("team/a", "example.com/a100")
+			}, args: "team/a", code: 4, says: []string{"requests: example.com/a100 1"}, not: "it requests no GPU",
+		},
 		"a pool that is full": {
 			build: then(idle, waits, func(w adviser) {
 				w.pool("gpu-9", "off:team/other")
