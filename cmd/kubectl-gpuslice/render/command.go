@@ -32,7 +32,7 @@ type rendering struct {
 	files, pools []string
 	nodes        string // selector
 	strategy     string
-	dra          bool
+	dra, byType  bool
 }
 
 // Command is render: it writes objects, and changes nothing.
@@ -61,8 +61,9 @@ func Command(o *cluster.Options) *cobra.Command {
 	flags := c.PersistentFlags()
 	r.of.Bind(flags)
 	flags.StringArrayVarP(&r.files, "file", "f", nil, "file or folder of profiles or MIG configs, bare or in manifests; several by several flags; - for standard input")
-	flags.StringArrayVar(&r.pools, "pool", nil, "nodes that ask for a profile, PROFILE=NODESxGPUS:MODEL; several by several flags")
+	flags.StringArrayVar(&r.pools, "pool", nil, "nodes that ask for a profile, PROFILE=NODESxGPUS:MODEL, or PROFILE=NODESxGPUS:MODEL@INSTANCETYPE; several by several flags")
 	flags.StringVar(&r.nodes, "nodes", "", "selector of the nodes to count in the cluster, each for the profile or MIG config that its label asks for")
+	flags.BoolVar(&r.byType, "by-instance-type", false, "with --nodes: a flavor for each instance type of a pool's nodes, with the taints that all of the type have")
 	flags.StringVar(&r.strategy, "mig-strategy", "", "MIG strategy of the device plugin, single or mixed, for profiles that name none; without it one that fits")
 	flags.BoolVar(&r.dra, "dra", false,
 		"the nodes have NVIDIA's DRA driver in place of its device plugin: each MIG device counts by its profile, whatever strategy a profile names")
@@ -135,6 +136,17 @@ func renderQuota(o *cluster.Options, r *rendering) *cobra.Command {
 	c.Flags().StringVar(&name, "name", "gpus", "name of the quota")
 	c.Flags().StringArrayVar(&priorities, "priority", nil, "priority of the pods of a profile, PROFILE=VALUE; several by several flags")
 	return c
+}
+
+func parsePools(texts []string) (pools []Pool, err error) {
+	for _, text := range texts {
+		p, err := ParsePool(text)
+		if err != nil {
+			return nil, err
+		}
+		pools = append(pools, p)
+	}
+	return pools, nil
 }
 
 func parsePriorities(texts []string) (read []Priority, err error) {
@@ -229,6 +241,8 @@ func (r rendering) given(ctx context.Context, o *cluster.Options, stdin io.Reade
 		return nil, nil, errors.New("name files of profiles or MIG configs with -f")
 	case (len(r.pools) == 0) == (r.nodes == ""):
 		return nil, nil, errors.New("give the nodes by --pool, or have them read from the cluster by --nodes")
+	case r.byType && r.nodes == "":
+		return nil, nil, errors.New("--by-instance-type is about the cluster's nodes: say it with --nodes, or write the type after a pool, as @g6.4xlarge")
 	case r.strategy != "" && r.strategy != string(config.MIGStrategySingle) && r.strategy != string(config.MIGStrategyMixed):
 		return nil, nil, fmt.Errorf("flag --mig-strategy is %q: write single or mixed", sanitize.Cut(r.strategy, manifest.LongestName))
 	}
@@ -249,15 +263,11 @@ func (r rendering) given(ctx context.Context, o *cluster.Options, stdin io.Reade
 		if err != nil {
 			return nil, nil, err
 		}
-		return givenByNodes(ctx, client, r.nodes, from, settings.StartupTaints())
+		return givenByNodes(ctx, client, r.nodes, r.byType, from, settings.StartupTaints())
 	}
-	var pools []Pool
-	for _, text := range r.pools {
-		p, err := ParsePool(text)
-		if err != nil {
-			return nil, nil, err
-		}
-		pools = append(pools, p)
+	pools, err := parsePools(r.pools)
+	if err != nil {
+		return nil, nil, err
 	}
 	given, unknown := Resolve(from, pools)
 	if len(unknown) > 0 {
@@ -268,8 +278,8 @@ func (r rendering) given(ctx context.Context, o *cluster.Options, stdin io.Reade
 
 // givenByNodes is what the nodes of the cluster give. It leaves out nodes with a config or profile that cannot be computed, and writes the objects
 // for the others.
-func givenByNodes(ctx context.Context, client kube.Interface, selector string, from Sources, startup config.StartupTaints) (given []Given, left []string, err error) {
-	pools, nodes, left, err := poolsOf(ctx, client, selector)
+func givenByNodes(ctx context.Context, client kube.Interface, selector string, byType bool, from Sources, startup config.StartupTaints) (given []Given, left []string, err error) {
+	pools, nodes, left, err := poolsOf(ctx, client, selector, byType)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -330,7 +340,7 @@ const (
 )
 
 // poolsOf counts the nodes of the cluster by what they ask for and by their GPUs, and lists them by the kind of pool. It names the nodes that it leaves out.
-func poolsOf(ctx context.Context, client kube.Interface, selector string) (pools []Pool, of map[Pool][]pooled, left []string, err error) {
+func poolsOf(ctx context.Context, client kube.Interface, selector string, byType bool) (pools []Pool, of map[Pool][]pooled, left []string, err error) {
 	of = map[Pool][]pooled{}
 	options := metav1.ListOptions{LabelSelector: selector, Limit: pageOfNodes}
 	for seen := 0; ; {
@@ -340,12 +350,18 @@ func poolsOf(ctx context.Context, client kube.Interface, selector string) (pools
 		}
 		for i := range nodes.Items {
 			p, why := poolOf(&nodes.Items[i])
+			if byType {
+				p.Type = nodes.Items[i].Labels[corev1.LabelInstanceTypeStable]
+			}
+			if byType && p.Type == "" && why == "" {
+				why = "it has no label " + corev1.LabelInstanceTypeStable
+			}
 			if why != "" {
 				left = append(left, fmt.Sprintf("node %s is left out: %s", nodes.Items[i].Name, why))
 				continue
 			}
 			of[kindOf(p)] = append(of[kindOf(p)], pooled{nodes.Items[i].Name, nodes.Items[i].Spec.Taints})
-			if at := slices.IndexFunc(pools, func(o Pool) bool { return o.Name == p.Name && o.GPUs == p.GPUs && o.Model == p.Model }); at >= 0 {
+			if at := slices.IndexFunc(pools, func(o Pool) bool { return kindOf(o) == kindOf(p) }); at >= 0 {
 				pools[at].Nodes++
 				continue
 			}
@@ -362,7 +378,9 @@ func poolsOf(ctx context.Context, client kube.Interface, selector string) (pools
 		return nil, nil, nil, fmt.Errorf("no node that is selected by %s asks for a profile or MIG config: %s",
 			selector, sanitize.Message(strings.Join(left, "\n"), longestMessage))
 	}
-	slices.SortFunc(pools, func(a, b Pool) int { return strings.Compare(a.Name+" "+a.Model, b.Name+" "+b.Model) })
+	slices.SortFunc(pools, func(a, b Pool) int {
+		return strings.Compare(a.Name+" "+a.Type+" "+a.Model, b.Name+" "+b.Type+" "+b.Model)
+	})
 	return pools, of, left, nil
 }
 

@@ -32,6 +32,7 @@ func TestValidateTakesWhatRenderWrites(t *testing.T) {
 			" --pool training=1x8:" + a100 + " --pool critical-agents=1x8:" + a100 + " --pool balanced-inference=1x8:" + a100 +
 			" --local-queue team/inference=small-inference --local-queue team/experiments=research --cohort all --topology racks" +
 			" --priority critical-agents=1000 --priority training=500 --priority research=100"},
+		{"kueue-types", "kueue --pool research=2x1:" + a100 + "@g6.4xlarge --pool research=1x4:" + a100 + "@g6.12xlarge --pool training=1x8:" + a100 + " --local-queue team/research=research"},
 		{"flavors", "flavors --pool research=2x8:" + a100 + " --pool training-h100=2x8:" + h100},
 		{"hardwareprofiles", "hardwareprofiles --pool balanced-inference=1x8:" + a100 + " --pool research=2x8:" + a100 + " --pool small-inference=1x8:" + a100},
 		{"hardwareprofiles-queue", "hardwareprofiles --pool small-inference=1x8:" + a100 + " --to team --local-queue inference"},
@@ -83,6 +84,8 @@ func TestValidateIsNotNeededToSeeWhatRenderMisses(t *testing.T) {
 		"kueue -f " + pools + both + " --local-queue a/b=":                                            `flag --local-queue is "a/b=": write NAMESPACE/NAME, or NAMESPACE/NAME=PROFILE`,
 		"kueue -f " + pools + both + " --local-queue a/b=research --local-queue a/b=critical-agents":  `flag --local-queue is "a/b" twice`,
 		"hardwareprofiles -f " + pools + both + " --local-queue b":                                    "flag --local-queue is b: the pools are of 2 ClusterQueues, and a LocalQueue is of one: render the HardwareProfiles of each apart",
+		"kueue -f " + pools + both + " --by-instance-type":                                            "--by-instance-type is about the cluster's nodes: say it with --nodes",
+		"kueue -f " + pools + both + " --pool research=1x8:NVIDIA-A100@g6/4":                          `pool research: "g6/4" is no instance type: `,
 		"kueue -f " + pools + both + " --priority research":                                           `priority "research": write PROFILE=VALUE`,
 		"kueue -f " + pools + both + " --cluster-queue " + strings.Repeat("x", 250):                   `flag --cluster-queue is "xxx`,
 		"":                                   "say what to render: kueue, flavors, kueue-config, dra, hardwareprofiles or quota",
@@ -149,7 +152,7 @@ func TestNodesAreCountedByWhatTheyAskFor(t *testing.T) {
 		node("f", map[string]string{"nvidia.com/mig.config": "small", "nvidia.com/gpu.count": "560"}, ""),
 		node("g", map[string]string{"nvidia.com/mig.config": "small"}, ""),
 	)
-	pools, _, left, err := poolsOf(t.Context(), clientset.Of(client), "")
+	pools, _, left, err := poolsOf(t.Context(), clientset.Of(client), "", false)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -164,6 +167,27 @@ func TestNodesAreCountedByWhatTheyAskFor(t *testing.T) {
 		"node f is left out: no agent says how many GPUs it has, and its label nvidia.com/gpu.count=560 is impossible: a machine has 1 to 64; count it by --pool",
 		"node g is left out: neither its agent nor the label nvidia.com/gpu.count says how many GPUs it has; count it by --pool",
 	}, left); diff != "" {
+		t.Errorf("left out (-want +got):\n%s", diff)
+	}
+}
+
+// A flavor without a type would have the nodes of each.
+func TestNodesWithoutAnInstanceTypeAreLeftOutOfThoseByType(t *testing.T) {
+	node := func(name, kind string) *corev1.Node {
+		labels := map[string]string{"gpuslice.io/profile": "research", "nvidia.com/gpu.count": "8"}
+		if kind != "" {
+			labels["node.kubernetes.io/instance-type"] = kind
+		}
+		return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels}}
+	}
+	pools, _, left, err := poolsOf(t.Context(), clientset.Of(fake.NewClientset(node("a", "g6.4xlarge"), node("b", ""), node("c", "g6.12xlarge"))), "", true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff([]Pool{{Name: "research", Nodes: 1, GPUs: 8, Type: "g6.12xlarge"}, {Name: "research", Nodes: 1, GPUs: 8, Type: "g6.4xlarge"}}, pools); diff != "" {
+		t.Errorf("pools (-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff([]string{"node b is left out: it has no label node.kubernetes.io/instance-type"}, left); diff != "" {
 		t.Errorf("left out (-want +got):\n%s", diff)
 	}
 }
@@ -209,7 +233,7 @@ func TestWhatRenderWritesFromNodesIsNoDrift(t *testing.T) {
 		kind, _ := object["kind"].(string)
 		objects[strings.ToLower(kind)+"s"] = append(objects[strings.ToLower(kind)+"s"], object)
 	}
-	const want = "  tolerations:\n  - effect: NoSchedule\n    key: gpu\n    operator: Equal\n    value: mig\n  - effect: NoSchedule\n    key: nvidia.com/gpu\n    operator: Equal\n    value: present\n" +
+	const want = "  tolerations:\n  - effect: NoSchedule\n    key: gpu\n    operator: Equal\n    value: mig\n  - effect: NoSchedule\n    key: nvidia.com/gpu\n    operator: Exists\n" +
 		"  - effect: NoExecute\n    key: restrictedaccess\n    operator: Exists\n---\n"
 	if !strings.Contains(written, want) {
 		t.Errorf("rendered\n%s\nwant\n%s", written, want)
@@ -217,6 +241,35 @@ func TestWhatRenderWritesFromNodesIsNoDrift(t *testing.T) {
 	got := validated(t, "", "validate", "--against-cluster", "--kubeconfig", kubeconfig)
 	if !strings.HasPrefix(got, "read: ClusterQueue 1, LocalQueue 0, ResourceFlavor 1, ResourceQuota 0\n") || strings.Contains(got, "drift") || !strings.Contains(got, "no quota, queue or hardware profile promises more") {
 		t.Errorf("validate says of it\n%s", got)
+	}
+}
+
+// Nodes of one type may have a taint that those of another have not.
+func TestEachInstanceTypeOfAPoolHasAFlavor(t *testing.T) {
+	var nodes []any
+	for name, kind := range map[string]string{"a": "g6.4xlarge", "b": "g6.4xlarge", "c": "g6.12xlarge", "d": ""} {
+		nodes = append(nodes, map[string]any{
+			"metadata": map[string]any{"name": name, "labels": map[string]any{
+				"nvidia.com/gpu.product": "NVIDIA-A100-SXM4-80GB", "nvidia.com/gpu.count": "1", "gpuslice.io/profile": "research", "node.kubernetes.io/instance-type": kind,
+			}},
+			"spec": map[string]any{"taints": []any{map[string]any{"key": "type", "value": kind, "effect": "NoSchedule"}, map[string]any{"key": "nvidia.com/gpu", "value": "true", "effect": "NoSchedule"}}},
+		})
+	}
+	kubeconfig := agenttest.Kubeconfig(t, func(string) any { return map[string]any{"kind": "NodeList", "apiVersion": "v1", "items": nodes} })
+	got := rendered(t, "flavors", "-f", filepath.Join("..", "..", "..", "deploy", "examples", "configmap-pools.yaml"), "--nodes", "a", "--by-instance-type", "--kubeconfig", kubeconfig)
+	for name, want := range map[string]string{
+		"research-g6.4xlarge":  "    node.kubernetes.io/instance-type: g6.4xlarge\n    nvidia.com/mig.config.state: success\n    workload-type: research\n",
+		"research-g6.12xlarge": "    node.kubernetes.io/instance-type: g6.12xlarge\n    nvidia.com/mig.config.state: success\n    workload-type: research\n",
+	} {
+		_, of, _ := strings.Cut(got, "  name: "+name+"\n")
+		of, _, _ = strings.Cut(of, "---\n")
+		_, kind, _ := strings.Cut(name, "-")
+		if !strings.Contains(of, want) || !strings.Contains(of, "    key: nvidia.com/gpu\n    operator: Exists\n") || !strings.Contains(of, "    value: "+kind+"\n") {
+			t.Errorf("of %s it writes\n%s\nwant\n%s", name, of, want)
+		}
+	}
+	if !strings.HasPrefix(got, "# research, g6.12xlarge: 1 node x 1 GPU, nvidia.com/gpu 3\n# research, g6.4xlarge: 2 nodes x 1 GPU, nvidia.com/gpu 6\n") {
+		t.Errorf("it writes\n%s", got)
 	}
 }
 

@@ -151,7 +151,7 @@ func queued(given []Given) (queues []queue, err error) {
 	for _, g := range parts {
 		at := slices.IndexFunc(queues, func(q queue) bool { return q.own[0].Profile == g.Profile && q.class == g.class() })
 		if at < 0 {
-			at, queues = len(queues), append(queues, queue{pool: g.Name, class: g.class()})
+			at, queues = len(queues), append(queues, queue{pool: g.poolName(parts), class: g.class()})
 		}
 		queues[at].own = append(queues[at].own, g)
 	}
@@ -163,6 +163,17 @@ func queued(given []Given) (queues []queue, err error) {
 		}
 	}
 	return queues, err
+}
+
+// poolName is the pool's, whatever instance types its nodes are of.
+func (g Given) poolName(parts []Given) string {
+	name := objectName(g.Profile)
+	if slices.ContainsFunc(parts, func(other Given) bool {
+		return other.Profile == g.Profile && len(other.Offers) > 0 && other.class() != g.class()
+	}) {
+		name += "-" + string(g.class())
+	}
+	return name
 }
 
 func (o Offer) class() isolation.Kind { return isolation.Of(o.Device, o.Replicas).Kind }

@@ -38,16 +38,20 @@ type Pool struct {
 	Nodes int
 	GPUs  int    // of each node
 	Model string // as nvidia-smi -L prints it, or as GPU feature discovery labels nodes, with dashes
+	Type  string // instance type of the cloud, by which its nodes have a flavor of their own; empty for any
 }
 
-var poolForm = regexp.MustCompile(`^([^=]+)=([0-9]{1,6})x([0-9]{1,3})(?::(.+))?$`)
+var poolForm = regexp.MustCompile(`^([^=]+)=([0-9]{1,6})x([0-9]{1,3})(?::([^@]+))?(?:@(.+))?$`)
 
 // ParsePool reads a pool as people write it: "small-inference=4x8:NVIDIA A100-SXM4-80GB" are 4 nodes of 8 GPUs. The model may be left out
-// where the profile selects GPUs by none.
+// where the profile selects GPUs by none. "l4=1x1:NVIDIA-L4@g6.4xlarge" are nodes of an instance type.
 func ParsePool(text string) (Pool, error) {
 	m := poolForm.FindStringSubmatch(text)
 	if m == nil {
 		return Pool{}, fmt.Errorf("pool %q: write PROFILE=NODESxGPUS:MODEL, like small-inference=4x8:NVIDIA-A100-SXM4-80GB", sanitize.Cut(text, longestName))
+	}
+	if problems := validation.IsValidLabelValue(m[5]); len(problems) > 0 {
+		return Pool{}, fmt.Errorf("pool %s: %q is no instance type: %s", sanitize.Cut(m[1], longestName), sanitize.Cut(m[5], longestName), problems[0])
 	}
 	nodes, err := strconv.Atoi(m[2])
 	gpus, err2 := strconv.Atoi(m[3])
@@ -57,7 +61,7 @@ func ParsePool(text string) (Pool, error) {
 	case err2 != nil || gpus < 1 || gpus > mostGPUs:
 		return Pool{}, fmt.Errorf("pool %s: %s GPUs of a node: there can be 1 to %d", sanitize.Cut(m[1], longestName), m[3], mostGPUs)
 	}
-	return Pool{Name: m[1], Nodes: nodes, GPUs: gpus, Model: m[4]}, nil
+	return Pool{Name: m[1], Nodes: nodes, GPUs: gpus, Model: m[4], Type: m[5]}, nil
 }
 
 // longestName bounds a name in a message, in characters.
@@ -90,9 +94,9 @@ type Given struct {
 	Description string
 	Pools       []Pool
 	Labels      map[string]string // that all nodes of the pool have, and no others
-	Taints      []corev1.Taint
-	Offers      []Offer  // by resource
-	Doubts      []string // why nodes may refuse the config, by NVIDIA's tables of their model
+	Taints      []corev1.Taint    // that pods tolerate
+	Offers      []Offer           // by resource
+	Doubts      []string          // why nodes may refuse the config, by NVIDIA's tables of their model
 }
 
 // Left is a pool with a config or profile that cannot be computed, and why.
@@ -101,13 +105,18 @@ type Left struct {
 	Err  error
 }
 
-// Resolve finds out what pools give, in the order of their names' first appearance. Pools of one name are one. The others are left.
+// Resolve finds out what pools give, in the order of their names' first appearance. Pools of one name and instance type are one. The others are left.
 func Resolve(from Sources, pools []Pool) (out []Given, left []Left) {
 	for _, p := range pools {
-		g, err := from.given(p.Name)
+		g, err := from.given(p.Name, p.Type)
 		i := slices.IndexFunc(out, func(other Given) bool { return other.Name == g.Name })
 		if err == nil && i >= 0 && out[i].Profile != p.Name {
 			err = fmt.Errorf("%s and %s would both be named %s, as Kubernetes takes names: rename one of the two", out[i].Profile, p.Name, g.Name)
+		}
+		if err == nil && slices.ContainsFunc(out, func(other Given) bool {
+			return other.Profile == p.Name && (other.Pools[0].Type == "") != (p.Type == "")
+		}) {
+			err = fmt.Errorf("pool %s: name the instance type of all its nodes or of none: a flavor without a type has the nodes of each", p.Name)
 		}
 		if err != nil {
 			left = append(left, Left{p, err})
@@ -130,8 +139,11 @@ func Resolve(from Sources, pools []Pool) (out []Given, left []Left) {
 	return out, left
 }
 
-func (from Sources) given(name string) (Given, error) {
+func (from Sources) given(name, instanceType string) (Given, error) {
 	g := Given{Name: objectName(name), Profile: name}
+	if instanceType != "" {
+		g.Name += "-" + objectName(instanceType)
+	}
 	profile, isProfile := from.Profiles[name]
 	_, isConfig := catalog.Merge(nil, from.MIG).Config(name)
 	switch {
@@ -149,17 +161,29 @@ func (from Sources) given(name string) (Given, error) {
 	default:
 		g.Labels = map[string]string{config.LabelMIGConfig: name}
 	}
-	// Until its change has ended, and after one that was undone, a node is of another class than its label requests.
-	g.Labels[config.LabelMIGConfigState] = string(config.StateSuccess)
-	for _, key := range slices.Sorted(maps.Keys(profile.Labels)) {
-		if len(g.Labels) < mostLabels { // those above select the nodes by themselves
-			g.Labels[key] = profile.Labels[key]
-		}
-	}
+	g.selects(profile.Labels, instanceType)
 	if problems := validation.IsDNS1123Subdomain(g.Name); len(problems) > 0 {
 		return g, fmt.Errorf("%s cannot be the name of an object: %s", name, problems[0])
 	}
 	return g, nil
+}
+
+// selects adds what all nodes of the pool have, beside the label that requests the profile, and the taint that they may have.
+func (g *Given) selects(published map[string]string, instanceType string) {
+	// Clouds and installers taint nodes with GPUs so. Profiles may not, and no pool's description says whether its nodes have the taint.
+	if byInstaller := (corev1.Taint{Key: nvml.ResourceGPU, Effect: corev1.TaintEffectNoSchedule}); len(g.Taints) < mostLabels {
+		g.Taints = append(slices.Clone(g.Taints), byInstaller)
+	}
+	// Until its change has ended, and after one that was undone, a node is of another class than its label requests.
+	g.Labels[config.LabelMIGConfigState] = string(config.StateSuccess)
+	if instanceType != "" {
+		g.Labels[corev1.LabelInstanceTypeStable] = instanceType
+	}
+	for _, key := range slices.Sorted(maps.Keys(published)) {
+		if len(g.Labels) < mostLabels { // those above select the nodes by themselves
+			g.Labels[key] = published[key]
+		}
+	}
 }
 
 // objectName turns the value of a label into a name that Kubernetes takes for objects.

@@ -152,6 +152,7 @@ func TestWhatPoolsGive(t *testing.T) {
 			for i := range row.want {
 				row.want[i].Pools = row.pools
 				row.want[i].Labels["nvidia.com/mig.config.state"] = "success"
+				row.want[i].Taints = append(slices.Clone(row.want[i].Taints), corev1.Taint{Key: "nvidia.com/gpu", Effect: corev1.TaintEffectNoSchedule})
 			}
 			if diff := cmp.Diff(row.want, got); diff != "" || left != nil {
 				t.Errorf("left %v (-want +got):\n%s", left, diff)
@@ -177,6 +178,7 @@ func TestPoolsThatCannotBeComputedAreLeftWithTheReason(t *testing.T) {
 		"a model that is not named":           {Pool{Name: "slices", GPUs: 8}, nil, "pool slices: the profile is about model NVIDIA-A100*: name the model of its GPUs, like slices=1x8:"},
 		"another model":                       {Pool{Name: "slices", GPUs: 8, Model: "NVIDIA-L4"}, nil, "pool slices: profile \"slices\""},
 		"too many slices":                     {Pool{Name: "too-many"}, nil, "pool too-many: more than 1000 slices of a GPU "},
+		"an instance type of some nodes":      {Pool{Name: "whole", Type: "a"}, nil, "pool whole: name the instance type of all its nodes or of none: "},
 		"sharing under the DRA driver":        {Pool{Name: "shared"}, func(from *Sources) { from.DRA = true }, "pool shared: it shares devices by time-slicing, and NVIDIA's DRA driver"},
 		"parts of instances under the driver": {Pool{Name: "parts"}, func(from *Sources) { from.DRA = true }, "pool parts: it asks for 1c.3g.40gb, a part of a GPU instance"},
 		"parts of instances":                  {Pool{Name: "parts"}, nil, "pool parts: "},
@@ -208,8 +210,11 @@ func TestPoolsAreReadAsPeopleWriteThem(t *testing.T) {
 		want Pool
 		err  string
 	}{
-		"small=4x8:NVIDIA A100-SXM4-80GB": {want: Pool{"small", 4, 8, "NVIDIA A100-SXM4-80GB"}},
-		"small=100000x64":                 {want: Pool{"small", 100_000, 64, ""}},
+		"small=4x8:NVIDIA A100-SXM4-80GB": {want: Pool{"small", 4, 8, "NVIDIA A100-SXM4-80GB", ""}},
+		"l4=1x1:NVIDIA-L4@g6.4xlarge":     {want: Pool{"l4", 1, 1, "NVIDIA-L4", "g6.4xlarge"}},
+		"l4=1x1@g6.4xlarge":               {want: Pool{"l4", 1, 1, "", "g6.4xlarge"}},
+		"l4=1x1:NVIDIA-L4@g6_":            {err: `pool l4: "g6_" is no instance type: `},
+		"small=100000x64":                 {want: Pool{"small", 100_000, 64, "", ""}},
 		"small=100001x64":                 {err: "pool small: 100001 nodes: there can be 1 to 100000"},
 		"small=0x8":                       {err: "pool small: 0 nodes: there can be 1 to 100000"},
 		"small=1x65":                      {err: "pool small: 65 GPUs of a node: there can be 1 to 64"},

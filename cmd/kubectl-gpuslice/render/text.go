@@ -27,7 +27,11 @@ func Text(given []Given, objects []any) ([]byte, error) {
 		if len(gives) == 0 {
 			gives = []string{"nothing that pods can ask for"}
 		}
-		fmt.Fprintf(&b, "# %s: %s, %s\n", g.Profile, sanitize.Listed(nodes), strings.Join(gives, ", "))
+		name := g.Profile
+		if of := g.Pools[0].Type; of != "" {
+			name += ", " + of
+		}
+		fmt.Fprintf(&b, "# %s: %s, %s\n", name, sanitize.Listed(nodes), strings.Join(gives, ", "))
 	}
 	for _, version := range []string{kinds.KueueVersion, kinds.HardwareProfileVersion, kinds.ResourceVersion, kinds.KueueConfigVersion} {
 		if slices.ContainsFunc(objects, func(o any) bool { return versionOf(o) == version }) {
