@@ -63,6 +63,7 @@ func (a *Agent) conclude(ctx context.Context, seen *state.Observed, want state.D
 	r := report.Of(seen, want, steps, err, d)
 	r.Message = sanitize.Message(r.Message+a.notes(seen, want, first), sanitize.Longest)
 	r.Blockers, r.Drain, r.Planned, r.Left = d.Blockers, report.DrainOf(seen, want, steps), d.Planned, stepsLeft(steps, err)
+	r.Until, r.Then = d.Until, d.Then
 	a.count(seen, want, r)
 	a.actors.verifier.RemoveStaleResources(ctx, seen, err == nil && len(steps) == 0)
 	if err := a.reporters.reporter.Report(ctx, seen, want, r, err == nil && len(steps) > 0); err != nil {

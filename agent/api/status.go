@@ -58,6 +58,8 @@ type Status struct {
 	Failed    *Failure  `json:"failed,omitempty"` // a change that the agent does not try again until a user has withdrawn it
 	Asked     *AskedFor `json:"asked,omitempty"`  // since when a label requests the desired config
 	Next      time.Time `json:"next,omitzero"`    // when the change begins that waits for its window
+	Until     time.Time `json:"until,omitzero"`   // when the agent stops to wait; zero if it waits without a deadline
+	Then      string    `json:"then,omitempty"`   // what it does then: "the change is given up and undone"
 
 	// From the watch of the GPUs' health.
 

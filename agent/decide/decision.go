@@ -23,6 +23,7 @@ func (r *Retries) Decide(seen *state.Observed, want state.Desired, step plan.Ste
 	case errors.As(err, &waiting):
 		return outcome.Decision{
 			Reason: waiting.Reason, Message: waiting.Error(), After: waiting.After, Blockers: waiting.Blockers, Planned: waiting.Planned,
+			Until: waiting.Until, Then: waiting.Then,
 			Waits: waiting.For, Named: waiting.Named,
 		}
 	case errors.As(err, &stalled):

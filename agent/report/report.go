@@ -41,6 +41,8 @@ type Report struct {
 	BeforeTarget bool
 	Drain        DrainReport
 	Planned      time.Time // when the change begins that waits for its window
+	Until        time.Time // the deadline of a wait; zero if there is none
+	Then         string    // what the agent does at the deadline
 }
 
 // Silent returns why the agent can say nothing about the GPUs; empty if it can.

@@ -199,6 +199,7 @@ func (w *Writer) status(ctx context.Context, seen *state.Observed, want state.De
 	}
 	learnt := w.learnt(seen, want, r)
 	status.Left, status.Since, status.Next, status.Blockers = r.Left, learnt.Reported.Since, r.Planned.UTC(), r.Blockers
+	status.Until, status.Then = r.Until.UTC().Truncate(time.Second), r.Then // as the message has it: the same wait is no news
 	status.Failed, status.Asked = learnt.Failed, learnt.Asked
 	if want.Name != "" {
 		status.Label, status.ByDefault = want.Label, ByDefault(seen.Node, want)

@@ -174,16 +174,16 @@ func TestAnAgentAnswersThePluginWithoutAShell(t *testing.T) {
 	for _, gpu := range r.snapshot() {
 		for _, i := range gpu.Instances {
 			if len(i.Processes) > 0 {
-				held = fmt.Sprintf("  #%-3d %s  %s/notebook", i.ID, i.Placed, namespace)
+				held = fmt.Sprintf("  GPU %d #%-3d %s  %s/notebook", gpu.Index, i.ID, i.Placed, namespace)
 			}
 		}
 	}
 	if held == "" {
 		t.Fatal("no instance has a process")
 	}
-	answersSay(t, func() *exec.Cmd { return kubectl("status", r.Name) }, "│1g.10gb", held, "1g.10gb@6  free")
+	answersSay(t, func() *exec.Cmd { return kubectl("status", r.Name) }, "│1g.10gb", held, "GPU 0-1 NVIDIA H100 80GB HBM3 MIG, 13 of 14 free")
 	answersSay(t, func() *exec.Cmd { return kubectl("status", r.Name, "-o", "yaml") }, "- "+namespace+"/notebook", "known: true")
-	says(t, kubectl("status", r.Name, "--ask=false"), 0, "cannot tell who uses which instance: --ask=false", "1g.10gb@6  ?")
+	says(t, kubectl("status", r.Name, "--ask=false"), 0, "cannot tell who uses which instance: --ask=false", "GPU 0-1 NVIDIA H100 80GB HBM3 MIG, well")
 	says(t, kubectl("plan", r.Name), 0, r.Name+": nothing to do")
 	says(t, kubectl("plan", r.Name, "--mig-config", "all-disabled"), 5, r.Name+": begins at once", "1 pod has to leave: "+namespace+"/notebook",
 		"whether it ends is not known: listing pods: ")

@@ -17,6 +17,8 @@ type Decision struct {
 	Stalled  bool
 	Blockers []string // what is in the way
 	Planned  time.Time
+	Until    time.Time    // the deadline of a wait; zero if there is none
+	Then     string       // what the agent does at the deadline
 	Failure  *api.Failure // the agent gives the change up, and undoes it
 	Waits    For
 	NoReset  bool // the GPU changes its mode only at a reboot: the plan changes

@@ -46,7 +46,7 @@ func (r *Report) sanitize() {
 	s, c := &r.Status, &r.Condition
 	s.Phase, s.Reason = api.Phase(sanitize.Cut(string(s.Phase), LongestWord)), config.Reason(sanitize.Cut(string(s.Reason), LongestWord))
 	s.Owner = api.Owner(sanitize.Cut(string(s.Owner), LongestWord))
-	s.Capacity = sanitize.Message(s.Capacity, sanitize.Longest)
+	s.Capacity, s.Then = sanitize.Message(s.Capacity, sanitize.Longest), sanitize.Message(s.Then, sanitize.Longest)
 	for i := range s.Blockers {
 		s.Blockers[i] = sanitize.Message(s.Blockers[i], sanitize.Longest)
 	}

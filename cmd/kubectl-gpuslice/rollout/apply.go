@@ -20,6 +20,7 @@ import (
 	"github.com/gpuslice/gpuslice/cmd/internal/cli"
 	"github.com/gpuslice/gpuslice/cmd/internal/show"
 	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/cluster"
+	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/output"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/drain/kube"
 )
@@ -165,7 +166,7 @@ func (a *application) run(cmd *cobra.Command, client kube.Interface, w cluster.T
 	if _, height, is := cli.Terminal(out.W); is {
 		picture := progress.NewWriter()
 		picture.SetOutputWriter(out.W)
-		r.screen = newBars(picture, fmt.Sprintf("%s on %s; Ctrl-C leaves the roll-out running", w.Kind(), cli.Counted(len(nodes), "node")), len(nodes), height)
+		r.screen = newBars(picture, fmt.Sprintf("%s on %s; Ctrl-C leaves the roll-out running", w.Kind(), cli.Counted(len(nodes), "node")), len(nodes), height, output.PaperOf(out.W))
 	}
 	return r.wait(ctx, client, a.timeout, a.again)
 }

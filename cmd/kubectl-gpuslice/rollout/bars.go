@@ -9,9 +9,13 @@ import (
 	"time"
 
 	"github.com/jedib0t/go-pretty/v6/progress"
+	"github.com/jedib0t/go-pretty/v6/text"
+	"github.com/mattn/go-runewidth"
+	"k8s.io/apimachinery/pkg/util/duration"
 
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/cmd/internal/cli"
+	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/output"
 )
 
 const (
@@ -23,6 +27,10 @@ const (
 	refresh = 200 * time.Millisecond
 	// barLength is the length of a bar with its ends.
 	barLength = 22
+	// beside is the number of columns of a row for its node: without the bar and the percentage.
+	beside = output.PaperWidth - 29
+	// longestInRow is the number of characters of a node's name in a row.
+	longestInRow = 24
 )
 
 // bars shows a roll-out on a terminal: a bar for each node that is under way, as many as there is room for, and one for all of
@@ -32,20 +40,23 @@ type bars struct {
 	rows   []*progress.Tracker
 	total  *progress.Tracker
 	header string
+	paper  output.Paper
+	height int
 	shown  map[string]bool // nodes that have moved up
 	ended  chan struct{}
 }
 
-// newBars begins to draw. Without a width lines are cut where the terminal ends.
-func newBars(w progress.Writer, header string, nodes, height int) *bars {
-	b := &bars{writer: w, header: header, shown: map[string]bool{}, ended: make(chan struct{})}
+// newBars begins to draw.
+func newBars(w progress.Writer, header string, nodes, height int, p output.Paper) *bars {
+	p.Width = min(cmp.Or(p.Width, output.PaperWidth), output.PaperWidth)
+	b := &bars{writer: w, header: header, paper: p, height: height, shown: map[string]bool{}, ended: make(chan struct{})}
 	w.SetUpdateFrequency(refresh)
 	w.SetTrackerLength(barLength)
 	w.SetTrackerPosition(progress.PositionLeft)
 	style := w.Style()
 	style.Visibility = progress.StyleVisibility{Percentage: true, Pinned: true, Tracker: true}
 	style.Options.PercentFormat, style.Options.Separator = "%3.0f%%", "  "
-	for range min(nodes, max(height-headroom, leastRows)) {
+	for range min(nodes, max((height-headroom)*2/3, leastRows)) { // the rest is for why nodes wait
 		b.rows = append(b.rows, b.row(100))
 	}
 	b.total = b.row(100 * int64(nodes))
@@ -84,7 +95,7 @@ func (b *bars) show(nodes []*followed) {
 			percent += 100
 			if !b.shown[f.Name] {
 				b.shown[f.Name] = true
-				b.say(sentence(f))
+				b.say(b.paper.Paint(sentence(f), stageColours[f.stage]))
 			}
 			continue
 		}
@@ -102,7 +113,7 @@ func (b *bars) show(nodes []*followed) {
 func (b *bars) room(left []*followed) {
 	width := 0
 	for _, f := range left[:min(len(left), len(b.rows))] {
-		width = max(width, len(f.Name))
+		width = min(max(width, len(f.Name)), longestInRow)
 	}
 	for i, row := range b.rows {
 		if i >= len(left) {
@@ -110,7 +121,7 @@ func (b *bars) room(left []*followed) {
 			continue
 		}
 		row.SetValue(int64(left[i].percent))
-		row.UpdateMessage(fmt.Sprintf("%-*s  %-11s  %s", width, left[i].Name, left[i].state(), brief(left[i])))
+		row.UpdateMessage(brief(left[i], width))
 	}
 	b.rows = b.rows[:min(len(b.rows), len(left))]
 	if len(left) == 0 {
@@ -118,9 +129,17 @@ func (b *bars) room(left []*followed) {
 	}
 }
 
-// pinned names the request, and counts the nodes without a row by their states.
+// pinned names the request, says why nodes wait, and counts the nodes without a row by their states.
 func (b *bars) pinned(left []*followed) []string {
-	out := []string{b.header}
+	out := b.paper.Hanging(b.header)
+	room := b.height - headroom - len(b.rows) - len(out) + 1
+	for _, f := range left[:min(len(left), len(b.rows))] {
+		why := b.why(f)
+		if len(why) > room {
+			break
+		}
+		out, room = append(out, why...), room-len(why)
+	}
 	if len(left) > len(b.rows) {
 		rest := left[len(b.rows):]
 		out = append(out, fmt.Sprintf("and %s: %s", cli.Counted(len(rest), "more node"), tally(rest)))
@@ -128,28 +147,59 @@ func (b *bars) pinned(left []*followed) []string {
 	return out
 }
 
-// byInterest sorts nodes with a change under way first.
-func byInterest(a, b *followed) int {
-	idle := func(f *followed) int {
-		if f.phase == "" || f.phase == api.PhaseWaiting {
-			return 1
-		}
-		return 0
+// why says what a node waits for, what a user can do, and what happens next: the agent's message has all of it but the time that is left. The lines below the
+// first begin with a sign, since the writer drops spaces.
+func (b *bars) why(f *followed) []string {
+	const sign = "│ "
+	said := f.words()
+	if len(f.blockers) > 0 && !strings.Contains(said, f.blockers[0]) {
+		said += ": " + strings.Join(f.blockers, "; ")
 	}
-	return idle(a) - idle(b)
+	narrow := output.Paper{Width: b.paper.Width - len(output.Indent)}
+	lines := narrow.Block("", f.Name+": "+said)
+	if next := f.next(time.Now()); next != "" {
+		lines = append(lines, narrow.Block("", next)...)
+	}
+	for i := range lines {
+		if i > 0 {
+			lines[i] = sign + lines[i]
+		}
+		if idle(f) || len(f.blockers) > 0 {
+			lines[i] = b.paper.Paint(lines[i], text.FgYellow)
+		}
+	}
+	return lines
 }
 
-// brief returns why the node waits: its first blocker, or the message of its condition.
-func brief(f *followed) string {
-	if len(f.blockers) == 0 {
-		return f.words()
+// byInterest sorts nodes with a change under way first.
+func byInterest(a, b *followed) int {
+	switch {
+	case idle(a) == idle(b):
+		return 0
+	case idle(a):
+		return 1
+	default:
+		return -1
 	}
-	text := fmt.Sprintf("%s: %s", f.reason, f.blockers[0])
-	if more := len(f.blockers) - 1; more > 0 {
-		text += fmt.Sprintf(" (and %d more)", more)
-	}
-	return text
 }
+
+// idle reports whether no change is under way on the node.
+func idle(f *followed) bool { return f.phase == "" || f.phase == api.PhaseWaiting }
+
+// brief is the row of a node: its name, its state, the reason, and how long until something happens.
+func brief(f *followed, width int) string {
+	said := fmt.Sprintf("%-*s  %-11s", width, output.Shortened(f.Name, longestInRow), f.state())
+	if f.reason != "" && string(f.reason) != f.state() {
+		said += "  " + string(f.reason)
+	}
+	if left := time.Until(f.until); left > 0 {
+		said += ", " + duration.HumanDuration(left) + " left"
+	}
+	return runewidth.Truncate(strings.TrimRight(said, " "), beside, "…")
+}
+
+// stageColours are those of a node that is no longer waited for.
+var stageColours = map[stage]text.Color{converged: text.FgGreen, failed: text.FgRed, deleted: text.FgHiBlack}
 
 // totals says how many nodes are done.
 func totals(nodes []*followed) string {
@@ -157,11 +207,11 @@ func totals(nodes []*followed) string {
 	for _, f := range nodes {
 		by[f.stage]++
 	}
-	text := fmt.Sprintf("%d of %s converged", by[converged], cli.Counted(len(nodes), "node"))
+	said := fmt.Sprintf("%d of %s converged", by[converged], cli.Counted(len(nodes), "node"))
 	if by[failed] > 0 {
-		text += fmt.Sprintf(", %d failed", by[failed])
+		said += fmt.Sprintf(", %d failed", by[failed])
 	}
-	return text
+	return said
 }
 
 // tally counts nodes by their reason, the most frequent first.

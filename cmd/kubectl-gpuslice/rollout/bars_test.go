@@ -12,6 +12,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/cluster"
+	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/output"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/test/agenttest"
 )
@@ -48,7 +49,7 @@ func drawn(nodes, height int) (*bars, *agenttest.Output) {
 	w := progress.NewWriter()
 	w.SetOutputWriter(o)
 	w.SetTerminalWidth(90)
-	return newBars(w, "profile research on the nodes", nodes, height), o
+	return newBars(w, "profile research on the nodes", nodes, height, output.Paper{}), o
 }
 
 func followedBy(name string, phase api.Phase, reason config.Reason, percent int, message string, blockers ...string) *followed {
@@ -60,16 +61,25 @@ func TestATerminalShowsABarForEachNodeAndForAll(t *testing.T) {
 		b, o := drawn(4, 24)
 		nodes := []*followed{
 			followedBy("gpu-1", api.PhaseWaiting, config.ReasonAwaitingWindow, 0, "research: the next window opens at 2026-12-01 20:00:00Z, for 6 hours"),
-			followedBy("gpu-2", api.PhaseDraining, config.ReasonEvictionBlocked, 10, "long", "team/a: PDB team/a: needs 2", "team/b"),
+			followedBy("gpu-2", api.PhaseDraining, config.ReasonEvictionBlocked, 10, "make room in PDB team-a/inference: it needs 2 healthy pods and has 2, and keeps team-a/inference-server-0", "team/a: PDB team/a: needs 2", "team/b"),
 			followedBy("gpu-10", api.PhaseApplying, config.ReasonRepartitioning, 50, "research: 7 steps left"),
 			followedBy("gpu-11", "", "", 0, "waiting for its agent to see the label"),
 		}
+		nodes[1].until, nodes[1].then = time.Now().Add(41*time.Minute+time.Second), "the change is given up and undone"
 		b.show(nodes)
 		want := `profile research on the nodes
- 10% [##..................]  gpu-2   Draining     EvictionBlocked: team/a: PDB team/a: nee
- 50% [##########..........]  gpu-10  Applying     Repartitioning: research: 7 steps left
-  0% [....................]  gpu-1   Waiting      AwaitingWindow: research: the next windo
-  0% [....................]  gpu-11  Asked        waiting for its agent to see the label
+gpu-2: EvictionBlocked: make room in PDB team-a/inference: it needs 2 healthy
+│ pods and has 2, and keeps team-a/inference-server-0: team/a: PDB team/a: needs
+│ 2; team/b
+│ in 41m: the change is given up and undone
+gpu-10: Repartitioning: research: 7 steps left
+gpu-1: AwaitingWindow: research: the next window opens at 2026-12-01
+│ 20:00:00Z, for 6 hours
+gpu-11: waiting for its agent to see the label
+ 10% [##..................]  gpu-2   Draining     EvictionBlocked, 41m left
+ 50% [##########..........]  gpu-10  Applying     Repartitioning
+  0% [....................]  gpu-1   Waiting      AwaitingWindow
+  0% [....................]  gpu-11  Asked
  15% [###.................]  0 of 4 nodes converged
 `
 		if diff := cmp.Diff(want, shown(o)); diff != "" {
@@ -82,8 +92,11 @@ func TestATerminalShowsABarForEachNodeAndForAll(t *testing.T) {
 		want = `gpu-2  Failed  Cancelled: a user has uncordoned it
 gpu-10  Converged  research: as asked
 profile research on the nodes
-  0% [....................]  gpu-1   Waiting      AwaitingWindow: research: the next windo
-  0% [....................]  gpu-11  Asked        waiting for its agent to see the label
+gpu-1: AwaitingWindow: research: the next window opens at 2026-12-01
+│ 20:00:00Z, for 6 hours
+gpu-11: waiting for its agent to see the label
+  0% [....................]  gpu-1   Waiting      AwaitingWindow
+  0% [....................]  gpu-11  Asked
  50% [##########..........]  1 of 4 nodes converged, 1 failed
 `
 		if diff := cmp.Diff(want, shown(o)); diff != "" {
@@ -126,7 +139,7 @@ func TestThePictureIsNoHigherThanTheTerminal(t *testing.T) {
 		if n := strings.Count(got, "\n"); n >= 12 {
 			t.Errorf("the picture has %d lines:\n%s", n, got)
 		}
-		for _, want := range []string{"gpu-398  Applying", "gpu-399  Applying", "and 393 more nodes: 295 AwaitingSlot, 98 AwaitingWindow", "0 of 400 nodes converged"} {
+		for _, want := range []string{"gpu-398  Applying", "gpu-399  Applying", "and 396 more nodes: 297 AwaitingSlot, 99 AwaitingWindow", "0 of 400 nodes converged"} {
 			if !strings.Contains(got, want) {
 				t.Errorf("the picture lacks %q:\n%s", want, got)
 			}
@@ -148,5 +161,31 @@ func TestPercentAreOfTheStepsThatWereEverLeft(t *testing.T) {
 	}
 	if diff := cmp.Diff([]int{0, 0, 50, 0, 75, 100}, got); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+func TestWhatHappensNextIsCountedDown(t *testing.T) {
+	now := time.Date(2026, 11, 21, 3, 4, 5, 0, time.UTC)
+	for name, row := range map[string]struct {
+		status api.Status
+		says   string
+	}{
+		"a deadline":    {api.Status{Until: now.Add(90 * time.Second), Then: "the change is given up and undone"}, "in 90s: the change is given up and undone"},
+		"a window":      {api.Status{Next: now.Add(7 * time.Hour)}, "in 7h: the change begins"},
+		"one that was":  {api.Status{Until: now.Add(-time.Second), Then: "the agent stops waiting"}, "now: the agent stops waiting"},
+		"none":          {},
+		"a moment only": {api.Status{Until: now.Add(time.Hour)}, ""},
+	} {
+		row.status.Desired, row.status.Label = "research", config.LabelProfile
+		row.status.Phase, row.status.Reason = api.PhaseDraining, config.ReasonEvictionBlocked
+		n := agenttest.Says(agenttest.GPUNode("gpu-1"), row.status, "research: waiting")
+		n.Labels[config.LabelProfile] = "research"
+		f := waitFor(n, cluster.Target{Label: config.LabelProfile, Name: "research"}, false, now)
+		if got := f.next(now); got != row.says {
+			t.Errorf("%s: %q, want %q", name, got, row.says)
+		}
+		if f.gone(); f.next(now) != "" {
+			t.Errorf("%s: of a node that was deleted: %q", name, f.next(now))
+		}
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/duration"
 
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/cluster"
@@ -42,6 +43,8 @@ type followed struct {
 	message  string
 	blockers []string
 	percent  int
+	until    time.Time       // when something happens by itself; zero if that is not known
+	then     string          // what
 	cordon   *api.CordonSeen // by a user or another tool
 }
 
@@ -115,6 +118,9 @@ func (f *followed) judge(t, before cluster.Report, now time.Time) {
 	case t.Agrees():
 		f.progress(s)
 		f.report(s.Phase, s.Reason, t.Condition.Message, s.Blockers)
+		if f.until, f.then = s.Until, s.Then; f.until.IsZero() && !s.Next.IsZero() {
+			f.until, f.then = s.Next, "the change begins"
+		}
 	default:
 		f.heedCondition(t, before, now)
 	}
@@ -153,6 +159,7 @@ func (f *followed) progress(s api.Status) {
 
 func (f *followed) report(phase api.Phase, reason config.Reason, message string, blockers []string) {
 	f.phase, f.reason, f.message, f.blockers = phase, reason, message, blockers
+	f.until, f.then = time.Time{}, ""
 }
 
 func (f *followed) end(s stage, reason config.Reason, message string) {
@@ -213,6 +220,17 @@ func (f *followed) soFar() string {
 	default:
 		return f.state() + ": " + f.words()
 	}
+}
+
+// next says what happens by itself, and in how long; empty if that is not known.
+func (f *followed) next(now time.Time) string {
+	if f.until.IsZero() || f.then == "" {
+		return ""
+	}
+	if left := f.until.Sub(now); left > 0 {
+		return "in " + duration.HumanDuration(left) + ": " + f.then
+	}
+	return "now: " + f.then
 }
 
 // words says why, with the reason if the state does not say that.
