@@ -587,7 +587,7 @@ func readByTheAgent(t *testing.T, all map[string]map[string]any) {
 	}
 }
 
-// modes are the overlays that set the cluster's default, by what each of two GPUs is offered as.
+// modes are the components that set the cluster's default, each with an overlay openshift-…, by what each of two GPUs is offered as.
 var modes = map[string]string{
 	"default": "single", "mig-single": "single", "mig-mixed": "mixed",
 	"time-sliced-2": "single time-slicing 2", "time-sliced-4": "single time-slicing 4", "mps-2": "none mps 2", "mps-4": "none mps 4",
@@ -599,7 +599,7 @@ func TestEachOverlayOfSharingSetsTheDefaultAndNothingElse(t *testing.T) {
 	for name, want := range modes {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			got := comparable(t, objects(t, build(t, kustomize.Over("overlays/"+name))))
+			got := comparable(t, objects(t, build(t, kustomize.Over("overlays/openshift-"+name))))
 			changed := map[string]bool{}
 			for key := range got {
 				changed[key] = !gocmp.Equal(base[key], got[key])
