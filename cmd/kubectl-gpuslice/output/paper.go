@@ -23,7 +23,8 @@ const (
 
 // Paper is the width and the colours of the output.
 type Paper struct {
-	Width  int // columns; 0 without a bound
+	Width  int  // columns; 0 without a bound
+	Whole  bool // nothing is cut: lines end at the width, and longer words stand out
 	Colour bool
 	Now    time.Time
 }
@@ -53,7 +54,9 @@ func (p Paper) Block(heading, what string) []string {
 	}
 	lines := strings.Split(Wrapped(heading, what, p.Width), "\n")
 	for i := range lines {
-		lines[i] = runewidth.Truncate(lines[i], p.Width, "…")
+		if !p.Whole {
+			lines[i] = runewidth.Truncate(lines[i], p.Width, "…")
+		}
 	}
 	return lines
 }
@@ -72,7 +75,7 @@ func (p Paper) Hanging(what string) []string {
 
 // Cut cuts a line that is wider than the paper.
 func (p Paper) Cut(line string) string {
-	if p.Width == 0 {
+	if p.Width == 0 || p.Whole {
 		return line
 	}
 	return text.Snip(line, p.Width, "…")

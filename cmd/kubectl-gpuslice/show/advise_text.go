@@ -28,7 +28,7 @@ func (out *advised) text(format string, p output.Paper) (string, error) {
 	case output.HTML:
 		return out.page(p.Sheet()), nil
 	}
-	p.Width = cmp.Or(p.Width, output.PaperWidth)
+	p.Whole, p.Width = p.Width == 0, cmp.Or(p.Width, output.PaperWidth)
 	var parts []string
 	switch n := len(out.Moves); {
 	case out.none != "":

@@ -43,10 +43,10 @@ func Explain(*cluster.Options) *cobra.Command {
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			out := &cli.Printer{W: cmd.OutOrStdout()}
-			width, _, _ := cli.Terminal(out.W)
+			width, _, is := cli.Terminal(out.W)
 			width = cmp.Or(width, output.PaperWidth)
 			if len(args) == 0 {
-				list(out, width)
+				list(out, width, is)
 				return out.Err
 			}
 			if reason, known := glossary.Reasons().Find(args[0]); known {
@@ -84,8 +84,8 @@ func unknownWord(name string) error {
 	return fmt.Errorf("there is no %s \"%s\"; %s", kind, sanitize.Cut(name, longestName), instead)
 }
 
-// list writes a line for each word, cut to the width: the whole text is one call away.
-func list(out *cli.Printer, width int) {
+// list writes a line for each word, on a terminal cut to the width: the whole text is one call away.
+func list(out *cli.Printer, width int, cut bool) {
 	for i, g := range vocabulary() {
 		longest := 0
 		for _, w := range g.Entries {
@@ -96,7 +96,12 @@ func list(out *cli.Printer, width int) {
 		}
 		out.Printf("%s\n", output.Wrapped("", g.Title, width))
 		for _, w := range g.Entries {
-			out.Printf("%s\n", runewidth.Truncate(fmt.Sprintf("  %-*s  %s", longest, w.Name, w.Means), width, "…"))
+			name := fmt.Sprintf("  %-*s  ", longest, w.Name)
+			line := output.Wrapped(name, w.Means, width)
+			if cut {
+				line = runewidth.Truncate(name+w.Means, width, "…")
+			}
+			out.Printf("%s\n", line)
 		}
 	}
 }

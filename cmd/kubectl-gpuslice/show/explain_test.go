@@ -6,8 +6,11 @@ import (
 
 	"github.com/mattn/go-runewidth"
 
+	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/cluster"
+	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/judge"
 	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/output"
 	"github.com/gpuslice/gpuslice/config/glossary"
+	"github.com/gpuslice/gpuslice/test/agenttest"
 )
 
 func TestAReasonIsExplained(t *testing.T) {
@@ -63,4 +66,20 @@ func TestAllReasonsAndMetricsAreListedInEightyColumns(t *testing.T) {
 			}
 		}
 	})
+}
+
+// A program that reads a pipe cannot ask for the rest of a word.
+func TestNothingIsCutInAPipe(t *testing.T) {
+	long := strings.Repeat("x", 200)
+	one := adviceFor{Move: judge.Move{Pod: "team/" + long, Node: long, Verdict: judge.NeedsDrain, Reason: long, Leave: []string{"team/" + long}}}
+	few, many := advised{Moves: []adviceFor{one}}, advised{Moves: []adviceFor{one, one, one, one}}
+	explained := fragmented{Nodes: []nodeFragments{{Fragments: judge.Fragments{Node: long}}}}
+	for name, of := range map[string]answer{"few": &few, "many": &many, "explained": &explained} {
+		if said, err := of.text("", output.Paper{}); err != nil || strings.Contains(said, "…") || !strings.Contains(said, long) {
+			t.Errorf("%s: %v:\n%s", name, err, said)
+		}
+	}
+	if said := agenttest.Said(t, []cluster.Command{Explain}, "", "explain"); strings.Contains(said, "…\n") {
+		t.Errorf("the list is cut:\n%s", said)
+	}
 }

@@ -137,7 +137,7 @@ func (out *fragmented) text(format string, p output.Paper) (string, error) {
 	case output.HTML:
 		return out.page(p.Sheet()), nil
 	}
-	p.Width = cmp.Or(p.Width, output.PaperWidth)
+	p.Whole, p.Width = p.Width == 0, cmp.Or(p.Width, output.PaperWidth)
 	var parts []string
 	if out.pool {
 		parts = append(parts, strings.Join(out.smallest(p), "\n"))

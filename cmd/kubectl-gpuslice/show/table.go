@@ -182,7 +182,7 @@ func tabulate[T any](all []T, columns []column[T], wide bool, p output.Paper) st
 	var folded []column[T]
 	lines := rows(all, shown, p, 0)
 	for p.Width > 0 && widest(lines) > p.Width {
-		if narrow := rows(all, shown, p, widest(lines)-p.Width); widest(narrow) <= p.Width {
+		if narrow := rows(all, shown, p, widest(lines)-p.Width); widest(narrow) <= p.Width && !p.Whole {
 			lines = narrow
 			break
 		}
