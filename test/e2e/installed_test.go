@@ -50,7 +50,20 @@ type installed struct {
 // install applies the overlay for clusters without NVIDIA's operator, as the README says, and what a test adds to it.
 func install(t *testing.T, spec, overlay string) *installed {
 	t.Helper()
-	i := &installed{rig: newRig(t, spec, programs.Image), overlayName: overlay}
+	i := bare(t, spec, programs.Image)
+	i.overlayName = overlay
+	i.apply("default", "")
+	t.Cleanup(func() {
+		ctx := context.WithoutCancel(t.Context())
+		i.kubectl(ctx, "delete", "--ignore-not-found", "--wait=false", "-k", i.file("default"))
+	})
+	return i
+}
+
+// bare is a node on which nothing of ours is installed yet.
+func bare(t *testing.T, spec string, archives ...string) *installed {
+	t.Helper()
+	i := &installed{rig: newRig(t, spec, archives...)}
 	if err := machine.AddAddress("lo:2", netip.MustParseAddr(cluster.ServiceAddress)); err != nil {
 		t.Fatal(err)
 	}
@@ -67,11 +80,6 @@ func install(t *testing.T, spec, overlay string) *installed {
 		t.Fatal(err)
 	}
 	i.filesBefore = hostFiles(t)
-	i.apply("default", "")
-	t.Cleanup(func() {
-		ctx := context.WithoutCancel(t.Context())
-		i.kubectl(ctx, "delete", "--ignore-not-found", "--wait=false", "-k", i.file("default"))
-	})
 	return i
 }
 

@@ -30,6 +30,8 @@ var programs struct {
 	Runtime string // directory of containerd and what it needs
 	Pause   string
 	Image   string // the agent's, as make image makes it: an archive
+	Release string // folder of a release, whose image is to be in a registry at registryAddress; at full length alone
+	Crane   string // pushes to registries, and serves one
 }
 
 func TestMain(m *testing.M) {
@@ -78,6 +80,11 @@ func prepare() error {
 	}
 	if programs.Image, err = makeImage(ctx, b); err != nil {
 		return err
+	}
+	if !testing.Short() {
+		if err := makeRelease(ctx); err != nil {
+			return err
+		}
 	}
 	text, err := json.Marshal(programs)
 	if err != nil {
