@@ -145,6 +145,10 @@ hardware-bundle: ## the same as one archive, for a machine with a GPU where noth
 generate: ## generated code
 	go generate ./...
 
+.PHONY: pictures
+pictures: ## the pictures of terminals in .github/images, from what the commands print
+	go run -C test/pictures .
+
 .PHONY: tidy
 tidy: ## go.mod and go.sum of every module
 	@for m in $(MODULES); do echo "tidy $$m"; (cd $$m && go mod tidy); done

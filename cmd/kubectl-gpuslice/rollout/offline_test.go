@@ -1,9 +1,11 @@
 package rollout
 
 import (
+	"html"
 	"maps"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -85,6 +87,24 @@ func TestFormatsOfAPlanForGPUsThatAreNotThere(t *testing.T) {
 			}
 			if format == "html" {
 				browser.Harmless(t, said)
+			}
+		}
+	})
+}
+
+// The README's picture is of this command: make pictures writes it.
+func TestThePictureShowsWhatTheCommandPrints(t *testing.T) {
+	tags := regexp.MustCompile(`(?s)<[^>]*>`)
+	inWorld(t, func(w *world) {
+		said, _ := w.Run("plan", "--gpus", "8xH100-80GB", "--mig-config", "all-balanced")
+		for _, theme := range []string{"light", "dark"} {
+			svg, err := os.ReadFile("../../../.github/images/plan-" + theme + ".svg")
+			if err != nil {
+				t.Fatal(err)
+			}
+			shown := html.UnescapeString(tags.ReplaceAllString(string(svg), " "))
+			if diff := cmp.Diff(strings.Fields(said), strings.Fields(shown)); diff != "" {
+				t.Errorf("%s: -printed +shown, mend it by make pictures:\n%s", theme, diff)
 			}
 		}
 	})
