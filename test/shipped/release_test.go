@@ -64,6 +64,15 @@ func TestARelease(t *testing.T) {
 	if len(has) != 12 {
 		t.Errorf("there are %d files: %v", len(has), entries)
 	}
+	namesItsImage(t, has, at)
+	holdsThePlugin(t, has, plugin)
+	krewTakes(t, out, plugin)
+	isPublished(t, crane, out, at)
+}
+
+// namesItsImage checks that manifests, notes and chart name the image of the registry, and where they install it by its digest.
+func namesItsImage(t *testing.T, has map[string][]byte, at string) {
+	t.Helper()
 	for name := range places {
 		objects(t, string(has[name]))
 		if !regexp.MustCompile(`image: ` + at + `/gpuslice/gpuslice-agent:v9\.8\.7@sha256:[0-9a-f]{64}\n`).Match(has[name]) {
@@ -80,9 +89,6 @@ func TestARelease(t *testing.T) {
 	if says := chart["gpuslice/values.yaml"]; !strings.Contains(says, `  repository: "`+at+`/gpuslice/gpuslice-agent"`) || !strings.Contains(says, `  digest: "sha256:`) {
 		t.Errorf("the chart's values are %s", says)
 	}
-	holdsThePlugin(t, has, plugin)
-	krewTakes(t, out, plugin)
-	isPublished(t, crane, out, at)
 }
 
 // holdsThePlugin checks krew's manifest against the archive, and runs what is in it.
