@@ -61,12 +61,7 @@ func TestARequestIsAnsweredByThePlan(t *testing.T) {
 		if diff := cmp.Diff([]string{"team/trainer"}, given.Pods); diff != "" || given.Refused != "" || given.At.IsZero() {
 			t.Errorf("refused %q, at %s, pods (-want +got):\n%s", given.Refused, given.At, diff)
 		}
-		if len(given.GPUs) == 0 || given.GPUs[0].Before.MIG || len(given.GPUs[0].After.Instances) != 7 || given.GPUs[0].Slices != 8 {
-			t.Errorf("the GPUs before and after are %+v", given.GPUs)
-		}
-		if given.Offers != "nvidia.com/mig-1g.10gb 14" || given.Measured {
-			t.Errorf("it offers %q then, by a measured time: %t", given.Offers, given.Measured)
-		}
+		hasDrawing(t, given)
 		if w.gpus.String() != before || w.hasJournal() || !w.runs("trainer") {
 			t.Error("to answer, the agent has changed something")
 		}
@@ -75,6 +70,17 @@ func TestARequestIsAnsweredByThePlan(t *testing.T) {
 		}
 		w.removeRequest()
 	})
+}
+
+// hasDrawing fails the test unless an answer has the GPUs before and after all-1g.10gb, and what they offer then.
+func hasDrawing(t *testing.T, given api.Answer) {
+	t.Helper()
+	if len(given.GPUs) == 0 || given.GPUs[0].Before.MIG || len(given.GPUs[0].After.Instances) != 7 || given.GPUs[0].Slices != 8 {
+		t.Errorf("the GPUs before and after are %+v", given.GPUs)
+	}
+	if given.Offers != "nvidia.com/mig-1g.10gb 14" || given.Measured {
+		t.Errorf("it offers %q then, by a measured time: %t", given.Offers, given.Measured)
+	}
 }
 
 func TestAnAgentReportsWhichProcessHoldsWhichInstance(t *testing.T) {

@@ -137,16 +137,13 @@ func (m *moves) byClaims(ctx context.Context, f *found, p *corev1.Pod, n *corev1
 	}
 }
 
-// mostKept bounds how often a change is looked for that makes other pods leave, where it cannot be had by those of the cheapest.
-const mostKept = 4
-
 // wouldCut adds the cheapest change of the node after which it has what is wanted.
 func (m *moves) wouldCut(f *found, p *corev1.Pod, n *corev1.Node) {
 	h := m.hardware[n.Name]
-	if h.none {
+	switch {
+	case h.none:
 		return
-	}
-	if h.unknown != "" {
+	case h.unknown != "":
 		f.unknown = fmt.Errorf("%s: %s", n.Name, h.unknown)
 		return
 	}
@@ -157,6 +154,18 @@ func (m *moves) wouldCut(f *found, p *corev1.Pod, n *corev1.Node) {
 	if h.dynamic {
 		search = m.fewest
 	}
+	m.cheapest(search, f, n)
+	if f.can && !h.planned.changes && len(f.recut.Pods) == 0 && (h.dynamic || len(f.recut.Cuts) == 0) {
+		f.can, f.why = false, "devices that it could have are free, and the scheduler gives it none"+m.tainted(n)
+	}
+}
+
+// mostKept bounds how often a change is looked for that makes other pods leave, where it cannot be had by those of the cheapest.
+const mostKept = 4
+
+// cheapest adds the cheapest change that comes true.
+func (m *moves) cheapest(search *demand.Search, f *found, n *corev1.Node) {
+	h := m.hardware[n.Name]
 	stay := map[string]bool{}
 	for range mostKept {
 		if f.recut, f.can = search.Find(h.keeping(stay), f.want); !f.can || m.comesTrue(f, n) {
@@ -169,9 +178,6 @@ func (m *moves) wouldCut(f *found, p *corev1.Pod, n *corev1.Node) {
 		for _, p := range f.recut.Pods {
 			stay[p] = true
 		}
-	}
-	if f.can && !h.planned.changes && len(f.recut.Pods) == 0 && (h.dynamic || len(f.recut.Cuts) == 0) {
-		f.can, f.why = false, "devices that it could have are free, and the scheduler gives it none"+m.tainted(n)
 	}
 }
 
