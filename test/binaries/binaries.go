@@ -46,6 +46,7 @@ var recipes = map[string]recipe{
 	"image":        image,
 	"helm":         helm,
 	"alerts":       alerts,
+	"kueue":        kueue,
 }
 
 // Runtime returns the directory of containerd, containerd-shim-runc-v2, ctr, runc, and the CNI plugins bridge, host-local and
@@ -202,6 +203,21 @@ var alerts = recipe{
 	work:   3 * time.Minute,
 	// Omits service discovery for all the clouds.
 	steps: []step{{packages: []string{".", "github.com/prometheus/prometheus/cmd/promtool"}, tags: "remove_all_sd"}},
+}
+
+// Kueue returns the directory of kueue, which is Kueue's manager.
+func (b Builder) Kueue(ctx context.Context) (dir string, err error) {
+	return b.built(ctx, kueue)
+}
+
+const kueueModule = "sigs.k8s.io/kueue"
+
+var kueue = recipe{
+	name:   "kueue",
+	what:   "Kueue {{" + kueueModule + "}}",
+	module: "test/kueue",
+	work:   4 * time.Minute,
+	steps:  []step{{packages: []string{kueueModule + "/cmd/kueue"}}},
 }
 
 // recipe says how the programs of a module of its own are built.

@@ -40,6 +40,7 @@ func main() {
 		{"image", b.Image},
 		{"helm", b.Helm},
 		{"alerts", b.Alerts},
+		{"kueue", b.Kueue},
 		{"runtime", b.Runtime}, // of test/e2e alone
 	}
 	var names []string

@@ -1,0 +1,199 @@
+package node_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	admissionv1 "k8s.io/api/admissionregistration/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/util/cert"
+	"sigs.k8s.io/yaml"
+
+	"github.com/gpuslice/gpuslice/test/binaries"
+	"github.com/gpuslice/gpuslice/test/cluster"
+	"github.com/gpuslice/gpuslice/test/cluster/clustertest"
+	"github.com/gpuslice/gpuslice/test/sandbox"
+)
+
+// kueueConfig is what Kueue's manifests configure, but for certificates, leases and ports, with Jobs alone, and cpu and memory left to the scheduler.
+const kueueConfig = `apiVersion: config.kueue.x-k8s.io/v1beta2
+kind: Configuration
+namespace: kueue-system
+health: {healthProbeBindAddress: %[1]q}
+metrics: {bindAddress: "0"}
+webhook: {host: 127.0.0.1, port: %[2]d, certDir: %[3]q}
+leaderElection: {leaderElect: false}
+internalCertManagement: {enable: false}
+featureGates: {VisibilityOnDemand: false}
+clientConnection: {qps: 300, burst: 500}
+integrations: {frameworks: [batch/job]}
+resources: {quotaCheckStrategy: IgnoreUndeclared}
+`
+
+// startKueue installs Kueue's kinds and webhooks, and runs its manager.
+func startKueue(t *testing.T, c *cluster.Cluster) {
+	t.Helper()
+	programs, err := binaries.Builder{Log: os.Stderr}.Kueue(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	manifests := filepath.Join(kueueModule(t), "config", "components")
+	for _, args := range [][]string{
+		{"create", "namespace", "kueue-system"},
+		{"create", "-f", filepath.Join(manifests, "crd", "bases")}, // of the pinned module: its files never change
+		{"wait", "--for=condition=Established", "--timeout=2m", "crd", "--all"},
+	} {
+		if _, err := c.RunKubectl(t.Context(), args...); err != nil {
+			t.Fatal(err)
+		}
+	}
+
+	dir := t.TempDir()
+	pem, key, err := cert.GenerateSelfSignedCertKey("127.0.0.1", []net.IP{net.IPv4(127, 0, 0, 1)}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	health, webhooks := "127.0.0.1:"+freePort(t), freePort(t)
+	config := filepath.Join(dir, "config.yaml")
+	port := 0
+	if _, err := fmt.Sscan(webhooks, &port); err != nil {
+		t.Fatal(err)
+	}
+	for file, text := range map[string][]byte{
+		filepath.Join(dir, "tls.crt"): pem, filepath.Join(dir, "tls.key"): key, config: fmt.Appendf(nil, kueueConfig, health, port, dir),
+	} {
+		if err := os.WriteFile(file, text, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	log, err := os.Create(filepath.Join(dir, "kueue.log"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	// It looks for a certificate of its metrics at this path, whether it serves them or not.
+	manager := sandbox.Command(t.Context(), common.parts.Sandbox,
+		sandbox.Options{Mounts: []sandbox.Mount{{Source: dir, Target: "/etc/kueue/metrics/certs"}}, Env: []string{"KUBECONFIG=" + c.AdminKubeconfig()}},
+		filepath.Join(programs, "kueue"), "--config", config)
+	manager.Stdout, manager.Stderr = log, log
+	if err := manager.Start(); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan struct{})
+	go func() {
+		_ = manager.Wait() // the log says why
+		close(ended)
+	}()
+	t.Cleanup(func() {
+		_ = manager.Process.Signal(syscall.SIGKILL)
+		<-ended
+		if text, err := os.ReadFile(log.Name()); t.Failed() && err == nil {
+			t.Logf("Kueue's log ends so:\n%s", text[max(0, len(text)-8<<10):])
+		}
+		_ = log.Close()
+	})
+	ready := func(ctx context.Context) (bool, error) {
+		select {
+		case <-ended:
+			return false, errors.New("it has ended")
+		default:
+			return answersWell(ctx, "http://"+health+"/readyz"), nil
+		}
+	}
+	if err := wait.PollUntilContextTimeout(t.Context(), 50*time.Millisecond, patience, true, ready); err != nil {
+		t.Fatalf("waiting for Kueue: %v", err)
+	}
+	installWebhooks(t, c, filepath.Join(manifests, "webhook", "manifests.yaml"), "https://127.0.0.1:"+webhooks, pem)
+}
+
+func answersWell(ctx context.Context, url string) bool {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, http.NoBody)
+	if err != nil {
+		return false
+	}
+	response, err := http.DefaultClient.Do(request)
+	return err == nil && response.Body.Close() == nil && response.StatusCode == http.StatusOK
+}
+
+// installWebhooks has the API server ask Kueue about its own kinds and about Jobs. The others belong to integrations that are off.
+func installWebhooks(t *testing.T, c *cluster.Cluster, file, url string, ca []byte) {
+	t.Helper()
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	client := clustertest.ClientOf(t, c).AdmissionregistrationV1()
+	reach := func(of *admissionv1.WebhookClientConfig) {
+		at := url + *of.Service.Path
+		*of = admissionv1.WebhookClientConfig{URL: &at, CABundle: ca}
+	}
+	foreign := func(rules []admissionv1.RuleWithOperations) bool {
+		return slices.ContainsFunc(rules, func(r admissionv1.RuleWithOperations) bool {
+			return !slices.Contains(r.APIGroups, "kueue.x-k8s.io") && !slices.Contains(r.APIGroups, "batch")
+		})
+	}
+	for part := range bytes.SplitSeq(text, []byte("\n---\n")) {
+		if !bytes.Contains(part, []byte("kind:")) {
+			continue
+		}
+		var mutating admissionv1.MutatingWebhookConfiguration
+		var validating admissionv1.ValidatingWebhookConfiguration
+		if bytes.Contains(part, []byte("kind: Mutating")) {
+			if err = yaml.Unmarshal(part, &mutating); err == nil {
+				mutating.Webhooks = slices.DeleteFunc(mutating.Webhooks, func(w admissionv1.MutatingWebhook) bool { return foreign(w.Rules) })
+				for i := range mutating.Webhooks {
+					reach(&mutating.Webhooks[i].ClientConfig)
+				}
+				_, err = client.MutatingWebhookConfigurations().Create(t.Context(), &mutating, metav1.CreateOptions{})
+			}
+		} else if err = yaml.Unmarshal(part, &validating); err == nil {
+			validating.Webhooks = slices.DeleteFunc(validating.Webhooks, func(w admissionv1.ValidatingWebhook) bool { return foreign(w.Rules) })
+			for i := range validating.Webhooks {
+				reach(&validating.Webhooks[i].ClientConfig)
+			}
+			_, err = client.ValidatingWebhookConfigurations().Create(t.Context(), &validating, metav1.CreateOptions{})
+		}
+		if err != nil {
+			t.Fatalf("installing Kueue's webhooks: %v", err)
+		}
+	}
+}
+
+// kueueModule is the folder of Kueue's module, at the version that test/kueue pins.
+func kueueModule(t *testing.T) string {
+	t.Helper()
+	list := exec.CommandContext(t.Context(), "go", "list", "-m", "-f", "{{.Dir}}", "sigs.k8s.io/kueue")
+	list.Dir = filepath.Join("..", "kueue")
+	out, err := list.Output()
+	if err != nil {
+		t.Fatalf("asking the Go command for Kueue's module: %v", err)
+	}
+	return strings.TrimSpace(string(out))
+}
+
+// freePort is one of loopback that no program has at the moment.
+func freePort(t *testing.T) string {
+	t.Helper()
+	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	_, port, err := net.SplitHostPort(listener.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return port
+}
