@@ -79,6 +79,15 @@ func hardwareOf(n *corev1.Node, s api.Status, pods []*corev1.Pod, all bool, clai
 	return h
 }
 
+// GPUsOf are the node's GPUs by its agent's last report; known is false if that does not say how they can be cut.
+func GPUsOf(n *corev1.Node, s api.Status) (gpus []nvml.GPU, known bool) {
+	h := hardwareOf(n, s, nil, false, nil, kinds{})
+	for _, g := range h.gpus {
+		gpus = append(gpus, g.GPU)
+	}
+	return gpus, h.unknown == ""
+}
+
 // kinds number what models offer: a status may give a model's name to other profiles.
 type kinds map[string]uint32
 

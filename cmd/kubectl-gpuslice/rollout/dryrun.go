@@ -9,6 +9,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/cmd/internal/cli"
@@ -49,7 +50,11 @@ func (a *application) preview(ctx context.Context, client kube.Interface, nodes 
 // forecast asks the agents, and judges what they answer.
 func (a *application) forecast(ctx context.Context, client kube.Interface, nodes []corev1.Node, w cluster.Target, out *cli.Printer) (*plans, error) {
 	p, err := a.ask(ctx, client, nodes, w, planTime, out)
-	if err != nil {
+	switch {
+	case apierrors.IsForbidden(err):
+		p.unasked(nodes)
+		return p, nil
+	case err != nil:
 		return nil, err
 	}
 	p.notes = p.judge(ctx, client)
@@ -174,7 +179,7 @@ func (p *plans) text(steps bool, on output.Paper) string {
 	for _, a := range p.Nodes {
 		v := p.verdict(a)
 		said := []string{v.String()}
-		if a.Answer != nil && (v.Ruling == show.NothingToDo || changes(a.Answer)) {
+		if a.Answer != nil && (v.Ruling == show.NothingToDo || v.Ruling == show.NotKnown || changes(a.Answer)) {
 			said = append(said, describe(a.Answer, steps, on)...)
 		}
 		text := strings.Join(said, "\n")

@@ -159,6 +159,9 @@ func cutFor(gpus []nvml.GPU, requests map[nvml.UUID]nvml.Request) ([]nvml.GPU, e
 		if !asked {
 			continue
 		}
+		if g.Enabled != r.MIG { // the change of the mode takes all instances away
+			g.Instances = nil
+		}
 		if g.Enabled = r.MIG; !r.MIG {
 			continue
 		}
@@ -169,6 +172,7 @@ func cutFor(gpus []nvml.GPU, requests map[nvml.UUID]nvml.Request) ([]nvml.GPU, e
 			}
 			continue
 		}
+		g.Instances = nil
 		for _, p := range solved.Target {
 			instance := nvml.Instance{Placed: p}
 			for _, name := range p.Devices() {
