@@ -264,8 +264,8 @@ func (c *comparison) closing(f kinds.FlavorSpec) (nodes int, lacking []string) {
 	return nodes, slices.Sorted(maps.Keys(lacks))
 }
 
-// compareClasses finds queues with nodes of several classes of isolation. Labels of GPU feature discovery have the class of a node as it is now, whatever
-// its other labels request; of nodes without them nothing is known.
+// compareClasses finds queues with nodes of several classes of isolation. Labels of GPU feature discovery say how a node is now, whatever its other labels
+// request. A node without them has no known class.
 func (c *comparison) compareClasses() {
 	classes := func(flavor, resource string) (out []isolation.Class) {
 		at := slices.IndexFunc(c.flavors, func(f kinds.ResourceFlavor) bool { return f.Name == flavor })

@@ -1,6 +1,6 @@
 // Package isolation says what keeps a pod apart from others on its GPU, and finds the queues of Kueue that do not keep to it.
 //
-// It reads no cluster and no file.
+// It reads neither clusters nor files.
 package isolation
 
 import (

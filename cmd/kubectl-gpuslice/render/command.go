@@ -95,7 +95,7 @@ func renderKueue(o *cluster.Options, r *rendering) *cobra.Command {
 		return errors.Join(append(wrong, err)...)
 	}, func(given []Given) ([]any, error) { return Kueue(given, q) })
 	c.Flags().StringVar(&q.ClusterQueue, "cluster-queue", "gpus", "names of the ClusterQueues begin so: NAME-POOL")
-	c.Flags().StringVar(&q.Cohort, "cohort", "", "names of the cohorts begin so, one of each class, in which ClusterQueues lend and borrow: NAME-shared, NAME-whole, NAME-mig; without it as of --cluster-queue")
+	c.Flags().StringVar(&q.Cohort, "cohort", "", "names of the cohorts begin so: NAME-shared, NAME-whole, NAME-mig; without it they begin as those of the ClusterQueues")
 	c.Flags().StringVar(&q.Topology, "topology", "", "Topology that Kueue places pods by: with one it counts what nodes can give out now")
 	c.Flags().StringArrayVar(&locals, "local-queue", nil, "LocalQueue to make, NAMESPACE/NAME, or of several ClusterQueues NAMESPACE/NAME=PROFILE; several by several flags")
 	c.Flags().StringArrayVar(&priorities, "priority", nil, "WorkloadPriorityClass to make for workloads of a profile, PROFILE=VALUE; several by several flags")

@@ -99,7 +99,7 @@ func ParseLocalQueue(text string) (LocalQueue, error) {
 }
 
 // Kueue makes the flavors, a ClusterQueue of each pool, LocalQueues, and a WorkloadPriorityClass for each priority. Kueue takes the next flavor of a
-// ClusterQueue where one is full, and lends within a cohort: a ClusterQueue and a cohort have pools of one class alone, and a MIG pool's has no other pool.
+// ClusterQueue where one is full, and lends within a cohort. So both have pools of one class alone. A MIG pool's ClusterQueue has no other pool.
 func Kueue(given []Given, q Queues) ([]any, error) {
 	out, err := Flavors(given, q.Topology)
 	if err != nil {
@@ -178,7 +178,7 @@ func (g Given) poolName(parts []Given) string {
 
 func (o Offer) class() isolation.Kind { return isolation.Of(o.Device, o.Replicas).Kind }
 
-// class is that of its first offer; parted gives the others the same.
+// class is the same of all offers, once parted has gone over them.
 func (g Given) class() isolation.Kind { return g.Offers[0].class() }
 
 // parted makes of each pool one for each class of its resources: a flavor is never in queues of two classes.
@@ -209,7 +209,7 @@ func parted(given []Given) (parts []Given, err error) {
 	return parts, nil
 }
 
-// name is that of the ClusterQueue.
+// name is the ClusterQueue's.
 func (q queue) name(begins string) string { return begins + "-" + q.pool }
 
 // clusterQueue has what the pool gives, and nothing of the others but what it may borrow. Its workloads preempt those of a lower priority, and take back

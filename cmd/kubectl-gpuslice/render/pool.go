@@ -168,7 +168,7 @@ func (from Sources) given(name, instanceType string) (Given, error) {
 	return g, nil
 }
 
-// selects adds what all nodes of the pool have, beside the label that requests the profile, and the taint that they may have.
+// selects adds labels of the pool's nodes to the one that requests the profile, and the taint of nodes with GPUs.
 func (g *Given) selects(published map[string]string, instanceType string) {
 	// Clouds and installers taint nodes with GPUs so. Profiles may not, and no pool's description says whether its nodes have the taint.
 	if byInstaller := (corev1.Taint{Key: nvml.ResourceGPU, Effect: corev1.TaintEffectNoSchedule}); len(g.Taints) < mostLabels {
