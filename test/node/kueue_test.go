@@ -88,6 +88,7 @@ func startKueue(t *testing.T, c *cluster.Cluster) {
 		sandbox.Options{Mounts: []sandbox.Mount{{Source: dir, Target: "/etc/kueue/metrics/certs"}}, Env: []string{"KUBECONFIG=" + c.AdminKubeconfig()}},
 		filepath.Join(programs, "kueue"), "--config", config)
 	manager.Stdout, manager.Stderr = log, log
+	manager.SysProcAttr.Pdeathsig = syscall.SIGKILL // with a test that is ended from outside
 	if err := manager.Start(); err != nil {
 		t.Fatal(err)
 	}
