@@ -183,7 +183,7 @@ func TestAnAgentAnswersThePluginWithoutAShell(t *testing.T) {
 	}
 	answersSay(t, func() *exec.Cmd { return kubectl("status", r.Name) }, "│1g.10gb", held, "GPU 0-1 NVIDIA H100 80GB HBM3 MIG, 13 of 14 free")
 	answersSay(t, func() *exec.Cmd { return kubectl("status", r.Name, "-o", "yaml") }, "- "+namespace+"/notebook", "known: true")
-	says(t, kubectl("status", r.Name, "--ask=false"), 0, "cannot tell who uses which instance: --ask=false", "GPU 0-1 NVIDIA H100 80GB HBM3 MIG, well")
+	says(t, kubectl("status", r.Name, "--ask=false"), 0, "as its agent last reported, without processes outside of pods: --ask=false", "a pod that you may not list", "GPU 0-1 NVIDIA H100 80GB HBM3 MIG, 13 of 14 free, well")
 	says(t, kubectl("plan", r.Name), 0, r.Name+": nothing to do")
 	says(t, kubectl("plan", r.Name, "--mig-config", "all-disabled"), 5, r.Name+": begins at once", "1 pod has to leave: "+namespace+"/notebook",
 		"whether it ends is not known: listing pods: ")

@@ -61,7 +61,7 @@ func Command(o *cluster.Options) *cobra.Command {
 	flags := c.PersistentFlags()
 	r.of.Bind(flags)
 	flags.StringArrayVarP(&r.files, "file", "f", nil, "file or folder of profiles or MIG configs, bare or in manifests; several by several flags; - for standard input")
-	flags.StringArrayVar(&r.pools, "pool", nil, "nodes that ask for a profile, PROFILE=NODESxGPUS:MODEL, or PROFILE=NODESxGPUS:MODEL@INSTANCETYPE; several by several flags")
+	flags.StringArrayVar(&r.pools, "pool", nil, "nodes that ask for a profile, PROFILE=NODESxGPUS:MODEL, with @TYPE behind it for those of an instance type; several by several flags")
 	flags.StringVar(&r.nodes, "nodes", "", "selector of the nodes to count in the cluster, each for the profile or MIG config that its label asks for")
 	flags.BoolVar(&r.byType, "by-instance-type", false, "with --nodes: a flavor for each instance type of a pool's nodes, with the taints that all of the type have")
 	flags.StringVar(&r.strategy, "mig-strategy", "", "MIG strategy of the device plugin, single or mixed, for profiles that name none; without it one that fits")

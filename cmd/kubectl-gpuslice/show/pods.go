@@ -1,7 +1,6 @@
 package show
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -48,20 +47,23 @@ func (s *statusRequest) seePods(ctx context.Context, client kube.Interface, node
 			silent = append(silent, v.Node)
 		}
 	}
-	pods := podsOn(ctx, client, silent)
+	pods, listed := podsOn(ctx, client, silent)
 	for i := range views {
-		if v := &views[i]; slices.Contains(silent, v.Node) && !v.addReported(&nodes[i], pods) {
+		if v := &views[i]; slices.Contains(silent, v.Node) && !v.addReported(&nodes[i], pods, listed) {
 			v.Pods.Asking = asking(v.Node, pods)
 		}
 	}
 	return nil
 }
 
-// unlisted stands for pods that the user may not list.
-const unlisted = "a pod that you may not list"
+// unlisted stands for pods that the user may not list, missing for those that a list does not have, as one that is gone.
+const (
+	unlisted = "a pod that you may not list"
+	missing  = "a pod that the API server does not list"
+)
 
 // addReported adds which pods have what by the agent's last report, and reports whether that says so.
-func (v *nodeView) addReported(n *corev1.Node, pods []corev1.Pod) bool {
+func (v *nodeView) addReported(n *corev1.Node, pods []corev1.Pod, listed bool) bool {
 	r := cluster.ReportOf(n)
 	if r.Status.Held == nil || v.Silent || r.StandsAlone() {
 		return false
@@ -71,7 +73,13 @@ func (v *nodeView) addReported(n *corev1.Node, pods []corev1.Pod) bool {
 		names[pods[i].UID] = pods[i].Namespace + "/" + pods[i].Name
 	}
 	for _, held := range r.Status.Held[:min(len(r.Status.Held), mostHeld)] {
-		name := cmp.Or(names[held.Pod], unlisted)
+		name := names[held.Pod]
+		switch {
+		case name == "" && listed:
+			name = missing
+		case name == "":
+			name = unlisted
+		}
 		given := false
 		for _, on := range held.On[:min(len(held.On), mostInstances)] {
 			given = v.give(name, on) || given
@@ -151,20 +159,20 @@ func (v *nodeView) heed(a *cluster.Asked) bool {
 	return false
 }
 
-// podsOn lists the pods of nodes; none if the user may not list pods. For several nodes it reads all pods at once, from the API server's cache.
-func podsOn(ctx context.Context, client kube.Interface, nodes []string) []corev1.Pod {
+// podsOn lists the pods of nodes; listed is false if the user may not list pods. For several nodes it reads all pods at once, from the API server's cache.
+func podsOn(ctx context.Context, client kube.Interface, nodes []string) (pods []corev1.Pod, listed bool) {
 	o := metav1.ListOptions{ResourceVersion: "0"}
 	switch len(nodes) {
 	case 0:
-		return nil
+		return nil, false
 	case 1:
 		o = metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("spec.nodeName", nodes[0]).String()}
 	}
 	list, err := client.Pods("").List(ctx, o)
 	if err != nil {
-		return nil
+		return nil, false
 	}
-	return list.Items
+	return list.Items, true
 }
 
 // asking returns the pods of the node that request GPUs, or may by claims, with their requests.

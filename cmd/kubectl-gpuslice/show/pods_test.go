@@ -118,12 +118,12 @@ func TestWithoutTheRightToAskTheLastReportIsShown(t *testing.T) {
 		"who may list pods": {
 			want: "pods: as its agent last reported, without processes outside of pods: asking the agent needs the verb patch on nodes, which you lack",
 			top: `
-POD                           NODE    GPU
-team/notebook                 gpu-1   0 2g.20gb@2
-a pod that you may not list   gpu-1   0 3g.40gb@4
-a pod that you may not list   gpu-1   1
+POD                                       NODE    GPU
+team/notebook                             gpu-1   0 2g.20gb@2
+a pod that the API server does not list   gpu-1   0 3g.40gb@4
+a pod that the API server does not list   gpu-1   1
 how much they use is not known: asking the agents needs the verb patch on nodes, which you lack
-a pod that you may not list has devices of gpu-1, and it is not known which
+a pod that the API server does not list has devices of gpu-1, and it is not known which
 `,
 		},
 		"who may not": {
