@@ -2,6 +2,7 @@ package node_test
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"os"
 	"os/exec"
@@ -13,6 +14,7 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/test/binaries"
 	"github.com/gpuslice/gpuslice/test/cluster"
@@ -183,6 +185,10 @@ func TestAnAgentAnswersThePluginWithoutAShell(t *testing.T) {
 	}
 	answersSay(t, func() *exec.Cmd { return kubectl("status", r.Name) }, "│1g.10gb", held, "GPU 0-1 NVIDIA H100 80GB HBM3 MIG, 13 of 14 free")
 	answersSay(t, func() *exec.Cmd { return kubectl("status", r.Name, "-o", "yaml") }, "- "+namespace+"/notebook", "known: true")
+	r.await("a report of who has what", func(n *corev1.Node) bool {
+		var s api.Status
+		return json.Unmarshal([]byte(n.Annotations[config.AnnotationStatus]), &s) == nil && len(s.Held) > 0
+	})
 	says(t, kubectl("status", r.Name, "--ask=false"), 0, "as its agent last reported, without processes outside of pods: --ask=false", "a pod that you may not list", "GPU 0-1 NVIDIA H100 80GB HBM3 MIG, 13 of 14 free, well")
 	says(t, kubectl("plan", r.Name), 0, r.Name+": nothing to do")
 	says(t, kubectl("plan", r.Name, "--mig-config", "all-disabled"), 5, r.Name+": begins at once", "1 pod has to leave: "+namespace+"/notebook",
