@@ -48,7 +48,7 @@ type Recut struct {
 	Slices int    `json:"slices,omitempty"` // memory slices that instances may take; 0 if the GPUs cannot do MIG
 	Before Layout `json:"before"`
 	After  Layout `json:"after"`
-	// AtReboot: the GPUs stay as they are until the node's next reboot, and the change goes on after it.
+	// AtReboot: the GPUs change at the node's next reboot, and the change goes on after it.
 	AtReboot bool `json:"atReboot,omitempty"`
 }
 

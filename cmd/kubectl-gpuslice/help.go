@@ -10,7 +10,7 @@ import (
 	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/output"
 )
 
-// helpWidth is the number of columns of a help page, whatever the terminal: that of a manual page.
+// helpWidth is the number of columns of a help page on any terminal.
 const helpWidth = output.PaperWidth
 
 // narrow has all commands below the root write their help in so many columns. Cobra's templates would link text/template, and with that every method of every

@@ -153,7 +153,7 @@ func (s *scene) change(ctx context.Context) error {
 	if err := unharmed(before, after); err != nil {
 		return err
 	}
-	s.out.title(fmt.Sprintf("Done in %.1f s: %s is cut as asked, proven, and schedulable; the CPU pods never noticed.", took.Seconds(), mainNode))
+	s.out.title(fmt.Sprintf("Done in %.1f s: %s is cut as asked, verified, and schedulable; the CPU pods ran on.", took.Seconds(), mainNode))
 	s.out.line("Next: make playground: a shell on such a cluster, and ten things to try")
 	s.out.line("      a cluster of yours: README.md, Install")
 	return nil

@@ -78,8 +78,8 @@ func hasAny(n *corev1.Node, want demand.Want) bool {
 	return false
 }
 
-// HasGPUs reports whether the node has ever shown GPUs, as the agents have it that count a pool's nodes: by a resource, of which none may be left, by an agent's
-// condition, or by its fence.
+// HasGPUs reports whether the node has ever shown GPUs: by a resource, even at 0, by an agent's condition, or by its fence. The agents count the nodes of a pool
+// by the same rule.
 func HasGPUs(n *corev1.Node) bool {
 	for _, resources := range []corev1.ResourceList{n.Status.Capacity, n.Status.Allocatable} {
 		for name := range resources {

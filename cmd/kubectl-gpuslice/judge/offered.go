@@ -16,7 +16,7 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// offersByPlugin reports whether NVIDIA's device plugin offers the node's GPUs, as they are and after a change.
+// offersByPlugin reports whether NVIDIA's device plugin offers the node's GPUs, now and after a change.
 func (h *hardware) offersByPlugin() bool { return h.unknown == "" && !h.claims }
 
 // named is what is wanted by the names of profiles that the node's GPUs have: a resource has "." for the "+" of a profile. Of devices that are shared, a part
@@ -138,7 +138,7 @@ func (m *moves) neverOffers(h *hardware, p *corev1.Pod, n *corev1.Node) (why str
 	return why, nil
 }
 
-// otherName returns why the node offers nothing under the names by which the pod requests GPUs; empty if it does.
+// otherName returns why the node does not offer the resources that the pod requests; empty if it does.
 func (m *moves) otherName(h *hardware, p *corev1.Pod, n *corev1.Node) string {
 	for name := range m.countable(p, n) {
 		kind, shared := strings.CutSuffix(string(name), nvml.SharedSuffix)

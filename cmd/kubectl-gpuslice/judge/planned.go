@@ -97,8 +97,8 @@ func (h *hardware) take(want demand.Want, pod string) {
 	}
 }
 
-// asPlanned reports whether the agent's solver, which gets a GPU as it was before all moves and what they come to in the end, makes no other pod leave, and
-// leaves free what the moves give.
+// asPlanned reports whether the agent would do to a GPU what the moves say. The agent solves from the GPU before all moves to the sum of them: it may make
+// another pod leave, or leave a pod on what a move gives.
 func (h *hardware) asPlanned(c demand.Cut, leave []string) bool {
 	g := &h.gpus[c.GPU]
 	before := h.planned.before[g.Index]

@@ -164,7 +164,7 @@ func (m *moves) offer(p *corev1.Pod, n *corev1.Node) {
 	}
 }
 
-// unchanged are the wanted devices that GPUs give which the cuts leave as they are.
+// unchanged are the wanted devices that no cut makes: GPUs without a cut have them.
 func unchanged(want demand.Want, cuts []demand.Cut) demand.Want {
 	out := maps.Clone(want)
 	for _, c := range cuts {
