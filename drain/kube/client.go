@@ -196,7 +196,7 @@ func (c *client) DeviceTaintRules() DeviceTaintRules {
 
 // Events implements Interface.
 func (c *client) Events(namespace string) Events {
-	return single[corev1.Event](c.core, "events", namespace)
+	return listed[corev1.Event, corev1.EventList](c.core, "events", namespace)
 }
 
 // Leases implements Interface.

@@ -77,6 +77,7 @@ type DeviceTaintRules interface {
 // Events are those of a namespace.
 type Events interface {
 	Create(ctx context.Context, event *corev1.Event, o metav1.CreateOptions) (*corev1.Event, error)
+	List(ctx context.Context, o metav1.ListOptions) (*corev1.EventList, error)
 	Patch(ctx context.Context, name string, as types.PatchType, body []byte, o metav1.PatchOptions, sub ...string) (*corev1.Event, error)
 }
 

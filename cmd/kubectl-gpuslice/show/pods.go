@@ -1,6 +1,7 @@
 package show
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -47,23 +48,24 @@ func (s *statusRequest) seePods(ctx context.Context, client kube.Interface, node
 			silent = append(silent, v.Node)
 		}
 	}
-	pods, listed := podsOn(ctx, client, silent)
+	pods, other := podsOn(ctx, client, silent)
 	for i := range views {
-		if v := &views[i]; slices.Contains(silent, v.Node) && !v.addReported(&nodes[i], pods, listed) {
+		if v := &views[i]; slices.Contains(silent, v.Node) && !v.addReported(&nodes[i], pods, other) {
 			v.Pods.Asking = asking(v.Node, pods)
 		}
 	}
 	return nil
 }
 
-// unlisted stands for pods that the user may not list, missing for those that a list does not have, as one that is gone.
+// These stand for a pod of a report that no list names.
 const (
+	missing  = "a pod that the API server does not list" // as one that is gone
 	unlisted = "a pod that you may not list"
-	missing  = "a pod that the API server does not list"
+	unread   = "a pod that could not be listed"
 )
 
-// addReported adds which pods have what by the agent's last report, and reports whether that says so.
-func (v *nodeView) addReported(n *corev1.Node, pods []corev1.Pod, listed bool) bool {
+// addReported adds which pods have what by the agent's last report, and reports whether that says so. A pod that is not among pods is other.
+func (v *nodeView) addReported(n *corev1.Node, pods []corev1.Pod, other string) bool {
 	r := cluster.ReportOf(n)
 	if r.Status.Held == nil || v.Silent || r.StandsAlone() {
 		return false
@@ -73,13 +75,7 @@ func (v *nodeView) addReported(n *corev1.Node, pods []corev1.Pod, listed bool) b
 		names[pods[i].UID] = pods[i].Namespace + "/" + pods[i].Name
 	}
 	for _, held := range r.Status.Held[:min(len(r.Status.Held), mostHeld)] {
-		name := names[held.Pod]
-		switch {
-		case name == "" && listed:
-			name = missing
-		case name == "":
-			name = unlisted
-		}
+		name := cmp.Or(names[held.Pod], other)
 		given := false
 		for _, on := range held.On[:min(len(held.On), mostInstances)] {
 			given = v.give(name, on) || given
@@ -159,20 +155,24 @@ func (v *nodeView) heed(a *cluster.Asked) bool {
 	return false
 }
 
-// podsOn lists the pods of nodes; listed is false if the user may not list pods. For several nodes it reads all pods at once, from the API server's cache.
-func podsOn(ctx context.Context, client kube.Interface, nodes []string) (pods []corev1.Pod, listed bool) {
+// podsOn lists the pods of nodes, and says what a pod is that the list lacks. For several nodes it reads all pods at once, from the API server's cache.
+func podsOn(ctx context.Context, client kube.Interface, nodes []string) (pods []corev1.Pod, other string) {
 	o := metav1.ListOptions{ResourceVersion: "0"}
 	switch len(nodes) {
 	case 0:
-		return nil, false
+		return nil, unread
 	case 1:
 		o = metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("spec.nodeName", nodes[0]).String()}
 	}
 	list, err := client.Pods("").List(ctx, o)
-	if err != nil {
-		return nil, false
+	switch {
+	case apierrors.IsForbidden(err):
+		return nil, unlisted
+	case err != nil:
+		return nil, unread
+	default:
+		return list.Items, missing
 	}
-	return list.Items, true
 }
 
 // asking returns the pods of the node that request GPUs, or may by claims, with their requests.

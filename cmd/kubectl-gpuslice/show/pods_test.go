@@ -138,6 +138,20 @@ how much they use is not known: asking the agents needs the verb patch on nodes,
 a pod that you may not list has devices of gpu-1, and it is not known which
 `,
 		},
+		"where listing them fails": {
+			change: func(w *world) {
+				w.Client.PrependReactor("list", "pods", func(k8stesting.Action) (bool, runtime.Object, error) { return true, nil, errors.New("etcd is gone") })
+			},
+			want: "#5   2g.20gb@2  a pod that could not be listed",
+			top: `
+POD                              NODE    GPU
+a pod that could not be listed   gpu-1   0 2g.20gb@2
+a pod that could not be listed   gpu-1   0 3g.40gb@4
+a pod that could not be listed   gpu-1   1
+how much they use is not known: asking the agents needs the verb patch on nodes, which you lack
+a pod that could not be listed has devices of gpu-1, and it is not known which
+`,
+		},
 		"an agent that is silent": {
 			change: func(w *world) {
 				w.Edit("gpu-1", func(n *corev1.Node) {

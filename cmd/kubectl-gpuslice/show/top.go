@@ -142,10 +142,10 @@ func reported(ctx context.Context, client kube.Interface, nodes []corev1.Node) u
 	for i := range nodes {
 		names = append(names, nodes[i].Name)
 	}
-	pods, listed := podsOn(ctx, client, names)
+	pods, other := podsOn(ctx, client, names)
 	for i := range nodes {
 		v := viewOf(&nodes[i], time.Now())
-		if !v.addReported(&nodes[i], pods, listed) {
+		if !v.addReported(&nodes[i], pods, other) {
 			all.Silent = append(all.Silent, silent{v.Node, "its agent has not reported which pods have its GPUs"})
 			continue
 		}

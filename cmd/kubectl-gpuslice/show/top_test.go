@@ -15,6 +15,7 @@ import (
 
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/output"
+	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/test/agenttest"
 )
 
@@ -72,6 +73,22 @@ func TestTopOfATenantShowsThePodsOfTheNamespace(t *testing.T) {
 		if _, err := w.Client.ResourceV1().ResourceClaims("team-a").Create(t.Context(), claim, metav1.CreateOptions{}); err != nil {
 			t.Fatal(err)
 		}
+		for _, e := range []struct {
+			name, by, message string
+			ago               time.Duration
+		}{
+			{"newest", config.FieldManager, "team-a/trainer-0 has had GPU 0 3g.40gb for 6 h and used it for 0 %", 0},
+			{"older", config.FieldManager, "it was well", time.Hour},
+			{"of another", "kubelet", "Started container", -time.Hour},
+		} {
+			event := &corev1.Event{
+				ObjectMeta: metav1.ObjectMeta{Namespace: "team-a", Name: e.name}, InvolvedObject: corev1.ObjectReference{Kind: "Pod", UID: "team-a/trainer-0"},
+				Source: corev1.EventSource{Component: e.by}, Reason: string(config.ReasonGPUIdle), Message: e.message, LastTimestamp: metav1.NewTime(time.Now().Add(-e.ago)),
+			}
+			if _, err := w.Client.CoreV1().Events("team-a").Create(t.Context(), event, metav1.CreateOptions{}); err != nil {
+				t.Fatal(err)
+			}
+		}
 		refuse(w.world, "*", "nodes")
 		w.Start("top", "-n", "team-a")
 		w.Is(`
@@ -79,7 +96,9 @@ POD                NODE    REQUESTS                           DEVICES
 team-a/claims      gpu-2   by claim mine; perhaps of no GPU   gpu-0-mig-3g40gb-9-4
 team-a/trainer-0   gpu-1   nvidia.com/mig-3g.40gb 1
 team-a/waits               nvidia.com/mig-3g.40gb 1
-how busy they are is not known: reading nodes needs rights that you lack; kubectl gpuslice advise says why pods are pending
+how busy pods are is not known: reading nodes needs rights that you lack. kubectl gpuslice advise says more of pending pods
+2000-01-01 00:00:00Z GPUIdle: team-a/trainer-0 has had GPU 0 3g.40gb for 6 h and used it for 0 %
+team-a/waits is pending: 0/2 nodes are available: 2 Insufficient nvidia.com/mig-3g.40gb.
 `, 0)
 	})
 }
