@@ -215,15 +215,22 @@ func (p *plans) silentNodes() (out []string) {
 	return out
 }
 
-// counted says how many of the nodes would change.
+// counted says how many of the nodes would change, and of how many that is not known.
 func (p *plans) counted() string {
-	changed := 0
+	changed, unknown := 0, 0
 	for _, a := range p.Nodes {
-		if changes(a.Answer) {
+		switch {
+		case p.verdict(a).Ruling == show.NotKnown:
+			unknown++
+		case changes(a.Answer):
 			changed++
 		}
 	}
-	return fmt.Sprintf("%s: %d of %s would change; nothing was labelled", p.target.Kind(), changed, cli.Counted(len(p.Nodes), "node"))
+	said := fmt.Sprintf("%s: %d of %s would change", p.target.Kind(), changed, cli.Counted(len(p.Nodes), "node"))
+	if unknown > 0 {
+		said += fmt.Sprintf(", of %d it is not known", unknown)
+	}
+	return said + "; nothing was labelled"
 }
 
 // verdicts is an error if a node refuses, would wait or give up, or keeps silent.

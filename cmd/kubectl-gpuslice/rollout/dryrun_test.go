@@ -81,7 +81,7 @@ gpu-2: not known: its agent has not answered within 30s
 gpu-3: not known: the node was deleted
 gpu-4: not known: another user has asked its agent something at the same time; ask again
 to see whether an agent runs there: kubectl get pods -A -l app.kubernetes.io/name=gpuslice --field-selector spec.nodeName=gpu-2
-profile research: 0 of 4 nodes would change; nothing was labelled
+profile research: 0 of 4 nodes would change, of 3 it is not known; nothing was labelled
 error: profile research would be refused by 1 node, is not answered by 3 nodes
 `, 1)
 		if took := time.Since(began); took != planTime {
@@ -98,7 +98,7 @@ func TestADryRunShowsHowToFindTheAgentsOfSeveralNodes(t *testing.T) {
 		w.Is(`
 gpu-1, gpu-2: not known: its agent has not answered within 30s
 to see whether an agent runs there: kubectl get pods -A -l app.kubernetes.io/name=gpuslice -o wide
-profile research: 0 of 2 nodes would change; nothing was labelled
+profile research: 0 of 2 nodes would change, of 2 it is not known; nothing was labelled
 error: profile research is not answered by 2 nodes
 `, 1)
 	}, agenttest.GPU("gpu-1"), agenttest.GPU("gpu-2"))

@@ -96,11 +96,11 @@ func TestAPlanWithoutTheRightToAskIsDrawnFromTheLastReport(t *testing.T) {
   offers then: nvidia.com/mig-3g.40gb 2
   note: the MIG strategy of the device plugin is taken to be mixed
   note: drawn from what its agent last reported
-MIG config all-3g.40gb: 0 of 1 node would change; nothing was labelled
+MIG config all-3g.40gb: 0 of 1 node would change, of 1 it is not known; nothing was labelled
 error: MIG config all-3g.40gb is not answered by 1 node
 `, 1)
 		w.Start("plan", "gpu-1", "--mig-config", "mine") // the agent alone reads the ConfigMaps
-		w.Is("\n"+why+`MIG config mine: 0 of 1 node would change; nothing was labelled
+		w.Is("\n"+why+`MIG config mine: 0 of 1 node would change, of 1 it is not known; nothing was labelled
 error: MIG config mine is not answered by 1 node
 `, 1)
 	}, agenttest.GPU("gpu-1"))
