@@ -52,8 +52,8 @@ func Command(o *cluster.Options) *cobra.Command {
 		Use:   "migrate --dry-run",
 		Short: "Say what becomes of an installation of NVIDIA's mig-manager when gpuslice takes its place; changes nothing",
 		Long: "Say what becomes of an installation of NVIDIA's mig-manager when gpuslice takes its place: what it takes over, what it ignores and why,\n" +
-			"and what you have to change, with commands. It reads mig-manager's ConfigMaps with MIG configs and clients, labels on nodes and the ClusterPolicy of\n" +
-			"the GPU Operator; from the cluster, with the rights of the user, or from files.",
+			"and what you have to change, with commands. It reads mig-manager's ConfigMaps with MIG configs and clients, those with configs of the device plugin,\n" +
+			"labels on nodes and the ClusterPolicy of the GPU Operator; from the cluster, with the rights of the user, or from files.",
 		Example: "kubectl gpuslice migrate --dry-run\nkubectl gpuslice migrate --dry-run -f config.yaml -f clients.yaml",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -169,7 +169,7 @@ func (m *migration) piece(p manifest.Piece) error {
 		m.present.used = true
 		m.profiles(p.Text)
 	case p.Format == manifest.PluginConfig && manifest.IsOnlyPluginConfig(p.Top): // dashboards have a version too
-		m.plugin(p.At, p.ConfigMap, p.Key, p.Text, places)
+		m.plugin(p, places)
 	default:
 		m.present.err = cmp.Or(m.present.err, p.Err)
 		m.text(p.At, p.ConfigMap, p.Text, p.Err, places)
@@ -286,9 +286,9 @@ func (m *migration) text(where, configMap string, text []byte, unread error, pla
 }
 
 // plugin takes a config of the device plugin.
-func (m *migration) plugin(where, configMap, key string, text []byte, places func(error) error) {
-	_, err := deviceplugin.Parse(text)
-	m.Plugins = append(m.Plugins, PluginConfig{Where: where, ConfigMap: configMap, Key: key, Err: places(err)})
+func (m *migration) plugin(p manifest.Piece, places func(error) error) {
+	read, err := deviceplugin.Parse(p.Text)
+	m.Plugins = append(m.Plugins, PluginConfig{Where: p.At, ConfigMap: p.ConfigMap, Namespace: p.Namespace, Key: p.Key, Read: read, Err: places(err)})
 }
 
 // cluster reads the installation from the API server.
@@ -449,12 +449,12 @@ func (m *migration) print(out *cli.Printer, all []Finding) error {
 		names = append(names, g.String())
 	}
 	return errors.Join(err, fmt.Errorf("nothing of an installation was found in %s: give their contents as manifests, or leave them out; migrate reads ConfigMaps, ClusterPolicies, GPUClusters, "+
-		"Nodes with GPUs, Pods on them, values of the GPU Operator's chart, HelmCharts of k3s, and bare files of MIG configs and clients", sanitize.Listed(names)))
+		"Nodes with GPUs, Pods on them, values of the GPU Operator's chart, HelmCharts of k3s, and bare files of MIG configs, clients and configs of the device plugin", sanitize.Listed(names)))
 }
 
 func (m *migration) printFindings(out *cli.Printer, all []Finding) error {
 	if len(all) == 0 {
-		out.Printf("Nothing of mig-manager's was found: no ClusterPolicy, no file of MIG configs or clients, no node with a GPU.\n")
+		out.Printf("Nothing of mig-manager's was found: no ClusterPolicy, no file of MIG configs or clients, no config of the device plugin, no node with a GPU.\n")
 		return out.Err
 	}
 	about, of := "", map[Verdict]int{}

@@ -16,6 +16,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/cluster"
+	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/test/agenttest"
 )
 
@@ -385,10 +386,6 @@ func TestMigrateNamesEachFileThatSaysNothing(t *testing.T) {
 			files: map[string]string{"a.yaml": configMap("custom", "config.yaml", brokenConfig), "b.yaml": strings.ReplaceAll(node, "gpu.present: 'true'", "mig.config: custom")},
 			err:   "1 text of the installation cannot be read", says: "nvidia.com/mig.config=custom is in no file that could be read, and not all could",
 		},
-		"configs of the device plugin alone": {
-			files: map[string]string{"a.yaml": configMap("time-slicing-config", "any", "version: v1\nsharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 4}]}}")},
-			says:  "ConfigMap time-slicing-config\n  taken over  configs of the device plugin: overlays/gpu-operator lets the agent use that ConfigMap, by data.configMap of its operator.yaml: any\n",
-		},
 		"a config of the device plugin that it refuses": {
 			files: map[string]string{"a.yaml": "version: v1\nsharing:\nmps:\n  resources: []\n"}, says: "NVIDIA's device plugin refuses or ignores a part of it, and so would the agent: line 3, column 1: mps: ",
 		},
@@ -419,6 +416,82 @@ func TestMigrateNamesEachFileThatSaysNothing(t *testing.T) {
 			for _, file := range row.unused {
 				if !strings.Contains(said, "nothing of an installation was found in "+filepath.Join(folder, file)) {
 					t.Errorf("error %s does not name %s", said, file)
+				}
+			}
+		})
+	}
+}
+
+// The ConfigMaps are those of the guides that people come from, word by word, and some with what is wrong in such ConfigMaps.
+func TestMigrateSaysWhatBecomesOfConfigsOfTheDevicePluginAlone(t *testing.T) {
+	const guides, label = "../../../config/deviceplugin/testdata/", "nvidia.com/device-plugin.config="
+	const four = "sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 4}]}}"
+	const lets, wrong, mps = " lets the agent use that ConfigMap", "configs without flags.migStrategy: while ", "which has not been tried on OpenShift: "
+	configMap := func(namespace, name, data string) map[string]string {
+		return map[string]string{"a.yaml": "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: " + name + ", namespace: " + namespace + "}\ndata:\n" + data}
+	}
+	for name, row := range map[string]struct {
+		guide string            // its ConfigMap
+		files map[string]string // without one
+		says  []string
+		not   []string
+	}{
+		"OpenShift AI": {
+			guide: "gpuaas-openshift-ai.yaml", says: []string{
+				"ConfigMap time-slicing-config\n  taken over  configs of the device plugin: a node gets one by its label, with gpuslice as without: " + label + "any\n",
+				"  taken over  the ClusterPolicy was not read: its devicePlugin.config.name has to be time-slicing-config. ", "without a default they share nothing\n",
+				"  taken over  overlays/openshift" + lets + "\n", string(config.ReasonWrongMIGStrategy), "has flags: {migStrategy: mixed}: any\nNo change is needed: install gpuslice.\n",
+			}, not: []string{mps},
+		},
+		"a T4":            {guide: "working-with-gpus.yaml", says: []string{label + "tesla-t4\n", "  taken over  overlays/openshift" + lets + "\n"}},
+		"slices of a MIG": {guide: "working-with-gpus-mig.yaml", says: []string{label + "a100-mig\n", wrong, "mixed}: a100-mig\n"}},
+		"an older operator": {
+			guide: "gpu-sharing-strategy.yaml", says: []string{label + "config.yaml\n", "  taken over  overlays/gpu-operator" + lets + ", once a copy of its operator.yaml has namespace: gpu-operator-resources\n"},
+		},
+		"another name and namespace": {
+			files: configMap("gpus", "mine", "  a: '{version: v1, flags: {migStrategy: single}}'\n  b: 'version: v1'\n"),
+			says:  []string{label + "a; " + label + "b\n", lets + ", once a copy of its operator.yaml has configMap: mine and namespace: gpus\n", "migStrategy: mixed}: b\n"},
+		},
+		"MPS on OpenShift": {
+			files: configMap("nvidia-gpu-operator", "device-plugin-config", "  m: '{version: v1, sharing: {mps: {resources: [{name: gpu, replicas: 2}]}}}'\n"), says: []string{mps, "there: m\n"}, not: []string{wrong},
+		},
+		"MPS elsewhere": {
+			files: configMap("gpu-operator", "device-plugin-config", "  m: '{version: v1, sharing: {mps: {resources: [{name: gpu, replicas: 2}]}}}'\n"), not: []string{mps, wrong, "once a copy"},
+		},
+		"a replica of one": {
+			files: configMap("gpu-operator", "device-plugin-config", "  one: '"+strings.Replace(four, "4", "1", 1)+"'\n"),
+			says:  []string{"  change      NVIDIA's device plugin refuses or ignores a part of it, and so would the agent: ", "replicas: \"1\" shares nothing", "1 change is needed"}, not: []string{label},
+		},
+		"beside a policy that names none": {
+			files: map[string]string{
+				"a.yaml": configMap("gpu-operator", "time-slicing-config", "  any: '"+four+"'\n")["a.yaml"],
+				"b.yaml": "apiVersion: nvidia.com/v1\nkind: ClusterPolicy\nmetadata: {name: p}\nspec: {migManager: {enabled: false}}\n",
+			}, says: []string{"the ClusterPolicy names no ConfigMap: its devicePlugin.config.name has to be time-slicing-config. "},
+		},
+		"beside a policy without a default": {
+			files: map[string]string{
+				"a.yaml": configMap("gpu-operator", "time-slicing-config", "  any: '"+four+"'\n")["a.yaml"],
+				"b.yaml": "apiVersion: nvidia.com/v1\nkind: ClusterPolicy\nmetadata: {name: p}\nspec: {migManager: {enabled: false}, devicePlugin: {config: {name: time-slicing-config}}}\n",
+			}, says: []string{"devicePlugin.config.default is not set: a node gets a config by the label nvidia.com/device-plugin.config alone", wrong}, not: []string{"has to be"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			at := guides + row.guide
+			if row.guide == "" {
+				at = written(t, row.files)
+			}
+			got, err := migrates(t, "--dry-run", "-f", at)
+			if err != nil {
+				t.Error(err)
+			}
+			for _, want := range row.says {
+				if !strings.Contains(got, want) {
+					t.Errorf("it does not say %q:\n%s", want, got)
+				}
+			}
+			for _, no := range row.not {
+				if strings.Contains(got, no) {
+					t.Errorf("it says %q:\n%s", no, got)
 				}
 			}
 		})

@@ -106,8 +106,10 @@ type Clients struct {
 type PluginConfig struct {
 	Where     string
 	ConfigMap string // empty for a bare file
+	Namespace string // of the ConfigMap; empty if the manifest does not say it
 	Key       string
-	Err       error // by which the agent would refuse it
+	Read      catalog.PluginConfig // as far as it could be read
+	Err       error                // by which the agent would refuse it
 }
 
 // Broken is a text that cannot be read as YAML.
@@ -234,7 +236,7 @@ func (j *judge) broken(s Sources, named map[string]bool) {
 
 // plugins names the mistakes of the device plugin's configs, and judges their ConfigMaps where no policy names any.
 func (j *judge) plugins(s Sources) {
-	keys := map[string][]string{} // by the ConfigMap
+	byConfigMap := map[string][]PluginConfig{}
 	for _, c := range s.Plugins {
 		if c.Err != nil {
 			j.say(c.Where, Change, "", "NVIDIA's device plugin refuses or ignores a part of it, and so would the agent: %s", sanitize.Message(c.Err.Error(), sanitize.Longest/2))
@@ -243,15 +245,14 @@ func (j *judge) plugins(s Sources) {
 			j.say(c.Where, Taken, "", "a config of the device plugin, which the agent leaves: nodes get it as a key of the ConfigMap that devicePlugin.config.name of the ClusterPolicy names")
 		}
 		if c.ConfigMap != "" {
-			keys[c.ConfigMap] = append(keys[c.ConfigMap], c.Key)
+			byConfigMap[c.ConfigMap] = append(byConfigMap[c.ConfigMap], c)
 		}
 	}
-	for _, name := range slices.Sorted(maps.Keys(keys)) {
+	for _, name := range slices.Sorted(maps.Keys(byConfigMap)) {
 		if slices.ContainsFunc(s.Policies, func(p Policy) bool { return p.PluginConfigMap() != "" }) {
 			continue // the policy says which one counts
 		}
-		j.keys, j.keysRead = append(j.keys, keys[name]...), true
-		j.say("ConfigMap "+name, Taken, "", "configs of the device plugin: %s lets the agent use that ConfigMap, by data.configMap of its operator.yaml: %s", j.overlay, sanitize.Listed(keys[name]))
+		j.pluginConfigMap(name, byConfigMap[name], len(s.Policies))
 	}
 }
 

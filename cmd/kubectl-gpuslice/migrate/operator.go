@@ -31,9 +31,13 @@ func (j *judge) pluginConfig(p Policy, s Sources) {
 		j.say(about, Change, "", "devicePlugin.config.name is %s, and no ConfigMap of that name was found, without which NVIDIA's config manager does not start the plugin: make it, "+
 			"or name its namespace by --operator-namespace, or its file by -f", c.Name)
 	default:
-		j.say(about, Taken, "", "devicePlugin.config.name is %s: %s lets the agent use that ConfigMap, by data.configMap of its operator.yaml", c.Name, j.overlay)
+		of := slices.DeleteFunc(slices.Clone(s.Plugins), func(one PluginConfig) bool { return one.ConfigMap != c.Name })
+		j.say(about, Taken, "", "devicePlugin.config.name is %s: %s", c.Name, j.lets(c.Name, of))
+		j.pluginKeys(about, of)
 	}
 	switch {
+	case c.Default == "" && len(keys) > 0:
+		j.say(about, Taken, "", "devicePlugin.config.default is not set: a node gets a config by the label %s alone, and without the label it shares nothing", config.LabelDevicePluginConfig)
 	case c.Default == "":
 	case there && !slices.Contains(keys, c.Default):
 		j.say(about, Change, "", "devicePlugin.config.default is %s, and ConfigMap %s has no such key, but %s: NVIDIA's config manager does not start the plugin on nodes without the label %s; "+
@@ -41,6 +45,73 @@ func (j *judge) pluginConfig(p Policy, s Sources) {
 	default:
 		j.say(about, Taken, "", "devicePlugin.config.default is %s: NVIDIA's config manager gives it to nodes without the label %s, without a drain; where labels ask for a config, "+
 			"the agent then evicts the pods that hold what it has withdrawn, and elsewhere the node's condition names them", c.Default, config.LabelDevicePluginConfig)
+	}
+}
+
+// pluginConfigMap judges a ConfigMap of the device plugin's configs that no policy names.
+func (j *judge) pluginConfigMap(name string, of []PluginConfig, policies int) {
+	var labels []string
+	for _, c := range of {
+		j.keys, j.keysRead = append(j.keys, c.Key), true
+		if c.Err == nil {
+			labels = append(labels, config.LabelDevicePluginConfig+"="+c.Key)
+		}
+	}
+	about := "ConfigMap " + name
+	if len(labels) > 0 {
+		j.say(about, Taken, "", "configs of the device plugin: a node gets one by its label, with gpuslice as without: %s", sanitize.Listed(labels))
+	}
+	policy := "the ClusterPolicy was not read"
+	if policies > 0 {
+		policy = "the ClusterPolicy names no ConfigMap"
+	}
+	j.say(about, Taken, "", "%s: its devicePlugin.config.name has to be %s. Nodes without that label get the key that its devicePlugin.config.default names; without a default they share nothing", policy, name)
+	j.say(about, Taken, "", "%s", j.lets(name, of))
+	j.say(about, Taken, "", "overlays/device-plugin is for nodes without the GPU Operator: devicePlugin.configMap of the settings names the ConfigMap, in the agent's namespace, and devicePlugin.defaultConfig the default")
+	j.pluginKeys(about, of)
+}
+
+// lets says how an overlay lets the agent use a ConfigMap of the device plugin's configs.
+func (j *judge) lets(name string, of []PluginConfig) string {
+	namespace := operatorNamespace
+	if j.overlay == overlayOpenShift {
+		namespace = openShiftNamespace
+	}
+	var says []string
+	if !slices.Contains(ofGuides, name) {
+		says = append(says, "configMap: "+name)
+	}
+	for _, c := range of {
+		if c.Namespace != "" && c.Namespace != namespace {
+			says = append(says, "namespace: "+c.Namespace)
+			break
+		}
+	}
+	text := j.overlay + " lets the agent use that ConfigMap"
+	if len(says) > 0 {
+		text += ", once a copy of its operator.yaml has " + strings.Join(says, " and ")
+	}
+	return text
+}
+
+// pluginKeys says of the configs in a ConfigMap what they do not go with.
+func (j *judge) pluginKeys(about string, of []PluginConfig) {
+	var silent, mps []string
+	for _, c := range of {
+		switch {
+		case c.Err != nil:
+		case c.Read.Sharing.Strategy == catalog.SharingMPS:
+			mps = append(mps, c.Key)
+		case c.Read.MIGStrategy == "":
+			silent = append(silent, c.Key)
+		}
+	}
+	if len(silent) > 0 {
+		j.say(about, Taken, "", "configs without flags.migStrategy: while mig.strategy of the ClusterPolicy is unset, a node with one offers no MIG device, and the agent refuses to cut its GPUs (%s). "+
+			"For such nodes add a key that has flags: {migStrategy: mixed}: %s", config.ReasonWrongMIGStrategy, sanitize.Listed(silent))
+	}
+	if len(mps) > 0 && j.overlay == overlayOpenShift {
+		j.say(about, Taken, "", "configs by MPS, which has not been tried on OpenShift: Red Hat's gpu-partitioning-guide says that one process at a time runs on each GPU there: %s", sanitize.Listed(mps))
 	}
 }
 
@@ -82,10 +153,14 @@ const (
 	overlayOperator  = "overlays/gpu-operator"
 	overlayOpenShift = "overlays/openshift"
 
+	operatorNamespace  = "gpu-operator"
 	openShiftPolicy    = "gpu-cluster-policy"
 	openShiftNamespace = "nvidia-gpu-operator"
 	openShiftLabel     = "node.openshift.io/os_id"
 )
+
+// ofGuides are the names of ConfigMaps in the role of the component gpu-operator, whatever operator.yaml says of the first.
+var ofGuides = []string{config.DefaultPluginConfigMap, "time-slicing-config"}
 
 func overlayOf(s Sources) string {
 	openShift := slices.ContainsFunc(s.Policies, func(p Policy) bool { return p.Metadata.Name == openShiftPolicy }) ||
