@@ -16,7 +16,7 @@ type Idle struct {
 	After time.Duration `json:"after" within:"10s,720h"`
 	// Per cent of that time: a pod that used less gets the Event; 0 for none.
 	Below int `json:"below" called:"per cent, a whole number" within:"0,100"`
-	// How to measure an instance that has a process: skip leaves its use unknown, sample samples its counters (Hopper and later).
+	// How to measure an instance that has a process: sample samples its counters where the GPU has any (Hopper and later), skip leaves its use unknown.
 	Instances IdleInstances `json:"instances"`
 }
 

@@ -264,7 +264,7 @@ func Default() Settings {
 		},
 		MemoryPressure: MemoryPressure{Threshold: DefaultPressureThreshold, Clear: DefaultPressureClear, For: DefaultPressureFor},
 		Health:         Health{KernelLog: KernelLogAuto, Taint: HealthTaintNone, DeviceTaint: DeviceTaintNone, Reset: HealthResetNever},
-		Idle:           Idle{Every: DefaultIdleEvery, After: DefaultIdleAfter, Below: DefaultIdleBelow, Instances: IdleInstancesSkip},
+		Idle:           Idle{Every: DefaultIdleEvery, After: DefaultIdleAfter, Below: DefaultIdleBelow, Instances: IdleInstancesSample},
 		StaleResources: StaleResourcesReport,
 		PodAccess:      PodAccessAuto,
 		Reboot:         Reboot{Policy: RebootNever, Sentinel: DefaultSentinel},

@@ -26,6 +26,7 @@ const (
 	unknownLost    = "the GPU has fallen off the bus"
 	unknownCutting = "the GPU is being cut"
 	unknownShared  = "several pods share an instance, and the driver does not distinguish their processes"
+	unknownChanged = "the agent samples no instance while a change is under way"
 	unknownOwner   = "a busy process belongs to no pod that has the GPU, or computes for others as MPS's server does"
 	unknownSkipped = "NVML does not report how busy processes on instances are, and setting idle.instances is " + string(config.IdleInstancesSkip)
 )
@@ -42,8 +43,8 @@ func unknownCode[T any](of string, r nvml.Reading[T]) string {
 	}
 }
 
-// busyOn returns how busy a device is, and how busy each of its pods keeps it. Owners are pods by pid.
-func busyOn(d monitor.Device, u nvml.Usage, pods []holders.Pod, owners map[int]*corev1.Pod, sampled bool) (all busyness, each map[types.UID]busyness) {
+// busyOn returns how busy a device is, and how busy each of its pods keeps it. Owners are pods by pid; unsampled is why no instance was sampled.
+func busyOn(d monitor.Device, u nvml.Usage, pods []holders.Pod, owners map[int]*corev1.Pod, unsampled string) (all busyness, each map[types.UID]busyness) {
 	same := func(b busyness) (busyness, map[types.UID]busyness) {
 		each := map[types.UID]busyness{}
 		for _, p := range pods {
@@ -61,7 +62,7 @@ func busyOn(d monitor.Device, u nvml.Usage, pods []holders.Pod, owners map[int]*
 	case d.IsWhole():
 		return busyOnGPU(u.Processes.Value, pods, owners)
 	}
-	all = busyOfInstance(d, u, sampled)
+	all = busyOfInstance(d, u, unsampled)
 	if len(pods) > 1 && all.unknown == "" && all.percent > 0 {
 		_, each = same(busyness{unknown: unknownShared})
 		return all, each
@@ -116,7 +117,7 @@ func (b busyness) plus(other busyness) busyness {
 }
 
 // busyOfInstance returns 0 for an instance without a process, on any kind of GPU.
-func busyOfInstance(d monitor.Device, u nvml.Usage, sampled bool) busyness {
+func busyOfInstance(d monitor.Device, u nvml.Usage, unsampled string) busyness {
 	if !slices.ContainsFunc(u.Processes.Value, func(p nvml.ProcessUsage) bool { return p.GI == d.GI }) {
 		return busyness{}
 	}
@@ -124,8 +125,8 @@ func busyOfInstance(d monitor.Device, u nvml.Usage, sampled bool) busyness {
 	switch {
 	case r.Known:
 		return busyness{percent: r.Value}
-	case !sampled:
-		return busyness{unknown: unknownSkipped}
+	case unsampled != "":
+		return busyness{unknown: unsampled}
 	case !asked:
 		return busyness{unknown: unknownCutting}
 	default:

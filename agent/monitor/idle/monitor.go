@@ -124,9 +124,21 @@ func (m *Monitor) read(ctx context.Context) {
 	m.report(now, seen, usages)
 }
 
-// sampled returns the instances to sample: none while a change is under way, since it may be about to destroy one.
+// unsampled says why no instance is sampled; empty if they are. A change that is under way may be about to destroy one.
+func (m *Monitor) unsampled(seen *pass) string {
+	switch {
+	case m.Settings.Instances != config.IdleInstancesSample:
+		return unknownSkipped
+	case seen.changing:
+		return unknownChanged
+	default:
+		return ""
+	}
+}
+
+// sampled returns the instances to sample.
 func (m *Monitor) sampled(seen *pass) map[nvml.UUID][]int {
-	if seen.changing || m.Settings.Instances != config.IdleInstancesSample {
+	if m.unsampled(seen) != "" {
 		return nil
 	}
 	out := map[nvml.UUID][]int{}
@@ -170,7 +182,7 @@ func (m *Monitor) take(now time.Time, seen *pass, usages []nvml.Usage, owners ma
 			continue
 		}
 		pods := d.Holders(seen.holders)
-		all, each := busyOn(d, usages[i], pods, owners, m.Settings.Instances == config.IdleInstancesSample && !seen.changing)
+		all, each := busyOn(d, usages[i], pods, owners, m.unsampled(seen))
 		history := m.devices[d.ID]
 		if history == nil {
 			history = &deviceHistory{gpu: d.GPU, recent: newWindow(recently)}

@@ -331,7 +331,7 @@ func TestAKubeletThatReportsNothingMakesNoPodNew(t *testing.T) {
 
 func TestWhatIsNotKnownIsNoIdleness(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, "gpus: [{model: A100-80GB, mig: true}, {model: T4}, {model: T4}]", func(i *config.Idle) { i.Instances = config.IdleInstancesSample })
+		w := newWorld(t, "gpus: [{model: A100-80GB, mig: true}, {model: T4}, {model: T4}]")
 		w.cut(0, 0)
 		w.give("on-ampere", w.gpus.MIGDevice(0, 0), 11)
 		w.give("mps-client", w.gpus.UUIDs()[1], 0)
@@ -355,9 +355,9 @@ func TestWhatIsNotKnownIsNoIdleness(t *testing.T) {
 	})
 }
 
-func TestInstancesAreSampledOnHopperIfTheSettingsSaySo(t *testing.T) {
+func TestInstancesAreSampledOnHopper(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, "gpus: [{model: H100-80GB, mig: true}]", func(i *config.Idle) { i.Instances = config.IdleInstancesSample })
+		w := newWorld(t, "gpus: [{model: H100-80GB, mig: true}]")
 		w.cut(0, 0, 1, 2)
 		for i, name := range []string{"works", "rests", "empty"} {
 			w.give(name, w.gpus.MIGDevice(0, i), []int{11, 12, 0}[i])
@@ -384,23 +384,37 @@ func TestInstancesAreSampledOnHopperIfTheSettingsSaySo(t *testing.T) {
 }
 
 // A sample that is kept may keep an instance from being destroyed.
-func TestNoInstanceIsSampledWhileAChangeIsUnderWay(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, "gpus: [{model: H100-80GB, mig: true}]", func(i *config.Idle) { i.Instances = config.IdleInstancesSample })
-		w.cut(0, 0)
-		w.give("works", w.gpus.MIGDevice(0, 0), 11)
-		w.node.Annotations = map[string]string{config.AnnotationJournal: "{}"}
-		w.must(w.gpus.Fail(gpusim.GpmMigSampleGet, gpusim.Fault{Return: gpusim.Unknown, Times: 1}))
-		w.after(time.Minute)
-		if len(w.gpus.Faults()) == 0 {
-			t.Error("an instance was sampled in the middle of a change")
-		}
-		w.node.Annotations = nil
-		w.after(time.Minute)
-		if len(w.gpus.Faults()) != 0 {
-			t.Error("no instance was sampled after the change")
-		}
-	})
+func TestNoInstanceIsSampledInAChangeOrAgainstTheSetting(t *testing.T) {
+	for name, row := range map[string]struct {
+		instances config.IdleInstances
+		journal   map[string]string
+		unknown   string
+	}{
+		"a change":    {config.IdleInstancesSample, map[string]string{config.AnnotationJournal: "{}"}, "the agent samples no instance while a change is under way"},
+		"the setting": {config.IdleInstancesSkip, nil, "setting idle.instances is skip"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, "gpus: [{model: H100-80GB, mig: true}]", func(i *config.Idle) { i.Instances = row.instances })
+				w.cut(0, 0)
+				w.give("works", w.gpus.MIGDevice(0, 0), 11)
+				w.node.Annotations = row.journal
+				w.must(w.gpus.Fail(gpusim.GpmMigSampleGet, gpusim.Fault{Return: gpusim.Unknown, Times: 1}))
+				w.after(time.Minute)
+				if len(w.gpus.Faults()) == 0 {
+					t.Error("an instance was sampled")
+				}
+				if got := w.uses()["works"]; !strings.Contains(got, row.unknown) {
+					t.Errorf("its use is %s", got)
+				}
+				w.node.Annotations = nil
+				w.after(time.Minute)
+				if sampled := len(w.gpus.Faults()) == 0; sampled != (row.instances == config.IdleInstancesSample) {
+					t.Errorf("after a change: sampled is %v", sampled)
+				}
+			})
+		})
+	}
 }
 
 func TestASilentDriverIsLeftAlone(t *testing.T) {
