@@ -82,6 +82,18 @@ const (
 	//
 	// Labels: gpu
 	MetricGPUFragmentation = "gpuslice_gpu_fragmentation"
+	// MetricGPUShare is the part of a GPU that pods have (`used`), that pods could have without another leaving (`idle`), and that no instance can have
+	// beside what pods have (`lost`); the three are 1 together. While a change cuts a GPU, what pods do not have any more is `idle`. Of a GPU that has
+	// fallen off the bus it is `lost`. It is left out like `gpuslice_possible_devices`.
+	//
+	// Labels: gpu, model, state
+	MetricGPUShare = "gpuslice_gpu_share"
+	// MetricPodGPUShare is the part of a GPU that a pod has: 1 for a whole GPU, and for an instance its memory slices of those of the GPU. A replica of
+	// time-slicing or MPS is its part of what is shared, and pods that have one device together, as by one claim, have equal parts of it. It is left out
+	// like `gpuslice_possible_devices`.
+	//
+	// Labels: namespace, pod, gpu, model, device, resource
+	MetricPodGPUShare = "gpuslice_pod_gpu_share"
 )
 
 // Metrics of maintenance windows.

@@ -4,6 +4,7 @@ import (
 	"maps"
 	"slices"
 	"strconv"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -20,8 +21,12 @@ import (
 const (
 	mostInstances = 256
 	mostResources = 64
-	longestLabel  = 128 // characters of a label's value
+	mostShares    = 1024 // devices of pods: 8 GPUs that a hundred pods share
+	longestLabel  = 128  // characters of a label's value
 )
+
+// lastShares is how long what pods have is still reported while no pass observes all of the node, as while GPUs are reset: at rest a pass comes as rarely.
+const lastShares = 5 * time.Minute
 
 // observation is what the last pass has seen of the node.
 type observation struct {
@@ -29,6 +34,8 @@ type observation struct {
 	instances                []instance
 	capacity                 []devices
 	room                     room
+	shares                   shares
+	at                       time.Time
 }
 
 // instance is one MIG device.
@@ -52,26 +59,37 @@ var (
 	descAllocatable   = Desc(config.MetricCapacityAllocatable)
 	descPossible      = Desc(config.MetricPossibleDevices)
 	descFragmentation = Desc(config.MetricGPUFragmentation)
+	descShare         = Desc(config.MetricGPUShare)
+	descPodShare      = Desc(config.MetricPodGPUShare)
 )
 
 // observationDescs are the metrics of the last observation.
-var observationDescs = []*prometheus.Desc{descFenced, descRequest, descInstances, descInstance, descExpected, descKubelet, descAllocatable, descPossible, descFragmentation}
+var observationDescs = []*prometheus.Desc{
+	descFenced, descRequest, descInstances, descInstance, descExpected, descKubelet, descAllocatable, descPossible, descFragmentation, descShare, descPodShare,
+}
 
 // Observed notes what a pass has observed, and, if that is complete, the desired state.
 func (m *Metrics) Observed(seen *state.Observed, want state.Desired) {
 	// It is known even if the driver does not answer. A fence may be a cordon alone.
 	fenced := seen.Marks.Fenced || seen.Journal != nil && seen.Journal.Cordoned && seen.Node.Spec.Unschedulable
+	now := m.clock.Now()
 	m.mu.Lock()
 	m.fenced = &fenced
+	if m.observed != nil && !seen.Complete && now.Sub(m.observed.at) > lastShares {
+		m.observed.shares = shares{}
+	}
 	m.mu.Unlock()
 	if !seen.Complete {
 		return
 	}
-	l := observation{label: want.Label, name: sanitize.Cut(want.Name, longestLabel), fingerprint: want.Fingerprint}
+	l := observation{label: want.Label, name: sanitize.Cut(want.Name, longestLabel), fingerprint: want.Fingerprint, at: now}
 	offers := offer.Of(seen)
 	given := offers.Offered()
 	expected := capacity.Expected(seen.GPUs, seen.Capacity.Strategy).NamedBy(given)
-	l.instances, l.room = instancesOf(seen.GPUs, expected), roomOf(seen)
+	l.instances = instancesOf(seen.GPUs, expected)
+	if holdings, known := holdingsOf(seen); known {
+		l.room, l.shares = roomOf(seen, holdings), sharesOf(seen, holdings, expected, given)
+	}
 	if sharing := want.Plugin.SharingKnown(); sharing != nil {
 		expected = capacity.Shared(expected, *sharing)
 	}
@@ -141,6 +159,7 @@ func (o *observation) collect(gauge func(d *prometheus.Desc, value float64, labe
 		gauge(descInstances, float64(len(ids)), key[0], key[1])
 	}
 	o.room.collect(gauge)
+	o.shares.collect(gauge)
 	for _, c := range o.capacity {
 		gauge(descExpected, float64(c.expected), c.resource)
 		gauge(descKubelet, float64(c.kubelet), c.resource)

@@ -24,15 +24,18 @@ var unnamed = regexp.MustCompile(`[^a-zA-Z0-9_]`)
 
 func resourceLabel(resource string) string { return unnamed.ReplaceAllString(resource, "_") }
 
-func roomOf(seen *state.Observed) room {
+// holdingsOf returns the pods with what they have; false if the agent does not know what any of them has.
+func holdingsOf(seen *state.Observed) (all []decide.Holding, known bool) {
 	if _, err := offer.HoldersUnknown(seen); err != nil {
-		return room{}
+		return nil, false
 	}
+	all = decide.Holdings(seen)
+	return all, !slices.ContainsFunc(all, func(h decide.Holding) bool { return !h.Known })
+}
+
+func roomOf(seen *state.Observed, holdings []decide.Holding) room {
 	held := map[decide.Place]bool{}
-	for _, h := range decide.Holdings(seen) {
-		if !h.Known {
-			return room{}
-		}
+	for _, h := range holdings {
 		for _, place := range h.On {
 			held[place] = true
 		}
@@ -49,7 +52,7 @@ func roomOf(seen *state.Observed) room {
 // add counts a GPU. One that a pod has as a whole has room for nothing else. One that pods have instances of cannot be whole.
 func (r room) add(gpu nvml.GPU, held map[decide.Place]bool) {
 	whole := held[decide.Place{GPU: gpu.Index, Start: nvml.WholeGPU}]
-	gpu.Instances = slices.DeleteFunc(slices.Clone(gpu.Instances), func(i nvml.Instance) bool { return !held[decide.Place{GPU: gpu.Index, Start: i.Start}] })
+	gpu = withHeld(gpu, held)
 	if len(gpu.Instances) == 0 {
 		r.possible[resourceLabel(nvml.ResourceGPU)]++
 	}
@@ -73,6 +76,12 @@ func (r room) add(gpu nvml.GPU, held map[decide.Place]bool) {
 		largest, _ := gpu.Largest()
 		r.fragmentation[gpu.UUID] = 1 - float64(sizeOf(largest))/float64(free)
 	}
+}
+
+// withHeld is the GPU with the instances alone that pods have.
+func withHeld(gpu nvml.GPU, held map[decide.Place]bool) nvml.GPU {
+	gpu.Instances = slices.DeleteFunc(slices.Clone(gpu.Instances), func(i nvml.Instance) bool { return !held[decide.Place{GPU: gpu.Index, Start: i.Start}] })
+	return gpu
 }
 
 // sizeOf is the memory slices of an instance; 0 of no profile.
