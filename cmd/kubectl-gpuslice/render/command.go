@@ -12,6 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	forms "k8s.io/apimachinery/pkg/util/validation"
@@ -293,11 +294,14 @@ func givenByNodes(ctx context.Context, client kube.Interface, selector string, b
 	}
 	for i := range given {
 		var all [][]corev1.Taint
+		var of []pooled
 		for _, p := range given[i].Pools {
-			for _, n := range nodes[kindOf(p)] {
-				all = append(all, n.taints)
-			}
+			of = append(of, nodes[kindOf(p)]...)
 		}
+		for _, n := range of {
+			all = append(all, n.taints)
+		}
+		given[i].Host = hostOf(of)
 		if closed := given[i].Tolerate(all, startup); len(closed) > 0 {
 			var lacks []string
 			for _, t := range closed {
@@ -315,6 +319,25 @@ func givenByNodes(ctx context.Context, client kube.Interface, selector string, b
 type pooled struct {
 	name   string
 	taints []corev1.Taint
+	offers corev1.ResourceList // allocatable
+}
+
+// hostOf sums up what nodes have besides GPUs. It leaves out what one of them does not report.
+func hostOf(nodes []pooled) corev1.ResourceList {
+	out := corev1.ResourceList{}
+	for name := range besides {
+		var total resource.Quantity
+		known := len(nodes) > 0
+		for _, n := range nodes {
+			offers, reported := n.offers[name]
+			known = known && reported
+			total.Add(offers)
+		}
+		if known {
+			out[name] = total
+		}
+	}
+	return out
 }
 
 func namesOf(nodes []pooled) (names []string) {
@@ -360,7 +383,7 @@ func poolsOf(ctx context.Context, client kube.Interface, selector string, byType
 				left = append(left, fmt.Sprintf("node %s is left out: %s", nodes.Items[i].Name, why))
 				continue
 			}
-			of[kindOf(p)] = append(of[kindOf(p)], pooled{nodes.Items[i].Name, nodes.Items[i].Spec.Taints})
+			of[kindOf(p)] = append(of[kindOf(p)], pooled{nodes.Items[i].Name, nodes.Items[i].Spec.Taints, nodes.Items[i].Status.Allocatable})
 			if at := slices.IndexFunc(pools, func(o Pool) bool { return kindOf(o) == kindOf(p) }); at >= 0 {
 				pools[at].Nodes++
 				continue

@@ -192,7 +192,7 @@ func TestNodesWithoutAnInstanceTypeAreLeftOutOfThoseByType(t *testing.T) {
 	}
 }
 
-// Kueue's pods come to nodes with taints only where the flavor has them tolerate these.
+// Kueue's pods come to nodes with taints only where the flavor has them tolerate these. What they may request of cpu and memory is what the nodes have.
 func TestWhatRenderWritesFromNodesIsNoDrift(t *testing.T) {
 	taint := func(key, value, effect string) any {
 		return map[string]any{"key": key, "value": value, "effect": effect}
@@ -202,14 +202,15 @@ func TestWhatRenderWritesFromNodesIsNoDrift(t *testing.T) {
 		taint("node.kubernetes.io/unschedulable", "", "NoSchedule"), taint("startup-taint.cluster-autoscaler.kubernetes.io/gpuslice", "", "NoSchedule"),
 	}
 	var nodes []any
-	for _, name := range []string{"a", "b"} {
+	for name, offers := range map[string]map[string]any{"a": {"cpu": "64", "memory": "512Gi"}, "b": {"cpu": "31500m"}} {
+		offers["nvidia.com/gpu"] = "56"
 		nodes = append(nodes, map[string]any{
 			"metadata": map[string]any{"name": name, "labels": map[string]any{
 				"nvidia.com/gpu.product": "NVIDIA-A100-SXM4-80GB", "nvidia.com/gpu.count": "8", "gpuslice.io/profile": "small-inference",
 				"workload-type": "production-inference", "mig-profile": "1g.10gb",
 			}},
 			"spec":   map[string]any{"taints": append(slices.Clone(all), taint("restrictedaccess", name, "NoExecute"))},
-			"status": map[string]any{"allocatable": map[string]any{"nvidia.com/gpu": "56"}},
+			"status": map[string]any{"allocatable": offers},
 		})
 	}
 	objects := map[string][]any{}
@@ -235,8 +236,10 @@ func TestWhatRenderWritesFromNodesIsNoDrift(t *testing.T) {
 	}
 	const want = "  tolerations:\n  - effect: NoSchedule\n    key: gpu\n    operator: Equal\n    value: mig\n  - effect: NoSchedule\n    key: nvidia.com/gpu\n    operator: Exists\n" +
 		"  - effect: NoExecute\n    key: restrictedaccess\n    operator: Exists\n---\n"
-	if !strings.Contains(written, want) {
-		t.Errorf("rendered\n%s\nwant\n%s", written, want)
+	const quotas = "      - name: nvidia.com/gpu\n        nominalQuota: \"112\"\n      - name: cpu\n        nominalQuota: 95500m\n" +
+		"      - name: ephemeral-storage\n        nominalQuota: 100Pi\n      - name: memory\n        nominalQuota: 100Pi\n" // of what not each node reports
+	if !strings.Contains(written, want) || !strings.Contains(written, quotas) {
+		t.Errorf("rendered\n%s\nwant\n%s\nand\n%s", written, want, quotas)
 	}
 	got := validated(t, "", "validate", "--against-cluster", "--kubeconfig", kubeconfig)
 	if !strings.HasPrefix(got, "read: ClusterQueue 1, LocalQueue 0, ResourceFlavor 1, ResourceQuota 0\n") || strings.Contains(got, "drift") || !strings.Contains(got, "no quota, queue or hardware profile promises more") {

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -212,8 +213,8 @@ func parted(given []Given) (parts []Given, err error) {
 // name is the ClusterQueue's.
 func (q queue) name(begins string) string { return begins + "-" + q.pool }
 
-// clusterQueue has what the pool gives, and nothing of the others but what it may borrow. Its workloads preempt those of a lower priority, and take back
-// what others have borrowed.
+// clusterQueue has what the pool gives, with cpu and memory of its nodes, and nothing of the others but what it may borrow. Its workloads preempt those of
+// a lower priority, and take back what others have borrowed.
 func (q queue) clusterQueue(names Queues) (*kinds.ClusterQueue, error) {
 	group, err := q.group()
 	if err != nil {
@@ -242,14 +243,17 @@ func (q queue) group() (kinds.ResourceGroup, error) {
 	}
 	slices.Sort(out.CoveredResources)
 	out.CoveredResources = slices.Compact(out.CoveredResources)
+	for _, name := range slices.Sorted(maps.Keys(besides)) {
+		out.CoveredResources = append(out.CoveredResources, string(name))
+	}
 	for _, g := range slices.Concat(q.own, q.others) {
 		quotas := kinds.FlavorQuotas{Name: g.Name}
 		for _, name := range out.CoveredResources {
-			total := 0
-			if i := slices.IndexFunc(g.Offers, func(o Offer) bool { return o.Resource == name }); i >= 0 && g.Profile == q.own[0].Profile {
-				total = g.Offers[i].Total
+			share := kinds.ResourceShare{Name: name, NominalQuota: *resource.NewQuantity(0, resource.DecimalSI)}
+			if g.Profile == q.own[0].Profile {
+				share.NominalQuota = g.total(name)
 			}
-			quotas.Resources = append(quotas.Resources, kinds.ResourceShare{Name: name, NominalQuota: *resource.NewQuantity(int64(total), resource.DecimalSI)})
+			quotas.Resources = append(quotas.Resources, share)
 		}
 		out.Flavors = append(out.Flavors, quotas)
 	}
@@ -260,6 +264,23 @@ func (q queue) group() (kinds.ResourceGroup, error) {
 		return out, fmt.Errorf("profile %s gives %d resources, and a ClusterQueue takes %d", q.own[0].Profile, n, kinds.MostResources)
 	}
 	return out, nil
+}
+
+// besides are resources of each node besides GPUs, with more of each than any pool has. Kueue refuses a workload that requests what its ClusterQueue does
+// not cover. Kueue sums up the quotas of a cohort, in bytes and in thousandths of a core, and the sum of some dozen pools is still an int64.
+var besides = corev1.ResourceList{
+	corev1.ResourceCPU: resource.MustParse("10M"), corev1.ResourceMemory: resource.MustParse("100Pi"), corev1.ResourceEphemeralStorage: resource.MustParse("100Pi"),
+}
+
+// total is how much of a resource the pool's nodes have. Where that is not known, it is more than they have: the scheduler alone limits it then.
+func (g Given) total(name string) resource.Quantity {
+	if i := slices.IndexFunc(g.Offers, func(o Offer) bool { return o.Resource == name }); i >= 0 {
+		return *resource.NewQuantity(int64(g.Offers[i].Total), resource.DecimalSI)
+	}
+	if has, known := g.Host[corev1.ResourceName(name)]; known {
+		return has
+	}
+	return besides[corev1.ResourceName(name)]
 }
 
 // entry is the queue that a LocalQueue leads to.

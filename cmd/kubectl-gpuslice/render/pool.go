@@ -93,10 +93,11 @@ type Given struct {
 	Profile     string // as the label has it
 	Description string
 	Pools       []Pool
-	Labels      map[string]string // that all nodes of the pool have, and no others
-	Taints      []corev1.Taint    // that pods tolerate
-	Offers      []Offer           // by resource
-	Doubts      []string          // why nodes may refuse the config, by NVIDIA's tables of their model
+	Labels      map[string]string   // that all nodes of the pool have, and no others
+	Taints      []corev1.Taint      // that pods tolerate
+	Offers      []Offer             // by resource
+	Host        corev1.ResourceList // besides GPUs, of all its nodes together; without what is not known of each
+	Doubts      []string            // why nodes may refuse the config, by NVIDIA's tables of their model
 }
 
 // Left is a pool with a config or profile that cannot be computed, and why.
