@@ -24,15 +24,15 @@ import (
 
 var defined sync.Once
 
-// start gives the control plane with the kinds and the namespaces of the manifests: Kueue's kinds from its own definitions, OpenShift AI's
-// HardwareProfile from a definition written after its documentation. No controller of theirs runs.
+// start gives the control plane with the kinds and the namespaces of the manifests: Kueue's kinds from its own definitions, those of
+// OpenShift from definitions written after its documentation. No controller of theirs runs.
 func start(t *testing.T) *cluster.Cluster {
 	t.Helper()
 	c := clustertest.Start(t)
 	defined.Do(func() {
 		crds := filepath.Join(kueue(t), "config", "components", "crd", "bases")
-		names := []string{"hardwareprofiles.infrastructure.opendatahub.io"}
-		args := []string{"create", "-f", filepath.Join("testdata", "hardwareprofiles.yaml")}
+		names := []string{"hardwareprofiles.infrastructure.opendatahub.io", "kueues.kueue.openshift.io"}
+		args := []string{"create", "-f", filepath.Join("testdata", "hardwareprofiles.yaml"), "-f", filepath.Join("testdata", "kueues.yaml")}
 		for _, plural := range []string{"resourceflavors", "clusterqueues", "localqueues", "workloadpriorityclasses"} {
 			args = append(args, "-f", filepath.Join(crds, "kueue.x-k8s.io_"+plural+".yaml"))
 			names = append(names, plural+".kueue.x-k8s.io")
@@ -88,7 +88,7 @@ func TestAnAPIServerTakesWhatIsRendered(t *testing.T) {
 		t.Fatalf("%d manifests, error %v", len(files), err)
 	}
 	for _, file := range files {
-		if out, err := kubectl(t, c, "create", "--dry-run=server", "--validate=strict", "-f", file); err != nil {
+		if out, err := kubectl(t, c, "apply", "--server-side", "--dry-run=server", "--validate=strict", "-f", file); err != nil {
 			t.Errorf("%s is refused: %v\n%s", filepath.Base(file), err, out)
 		}
 	}
@@ -97,6 +97,7 @@ func TestAnAPIServerTakesWhatIsRendered(t *testing.T) {
 // A dry run that takes everything would show nothing.
 func TestTheAPIServerIsStrict(t *testing.T) {
 	c := start(t)
+	const operator = "apiVersion: kueue.openshift.io/v1\nkind: Kueue\nmetadata: {name: cluster}\n"
 	for name, text := range map[string]string{
 		"a field that no version has": "apiVersion: infrastructure.opendatahub.io/v1\nkind: HardwareProfile\nmetadata: {name: a, namespace: team}\n" +
 			"spec: {displayName: A, identifiers: []}\n",
@@ -104,7 +105,13 @@ func TestTheAPIServerIsStrict(t *testing.T) {
 			"spec: {scheduling: {type: Queue, kueue: {localQueueName: a}, node: {}}}\n",
 		"a group without its flavors": "apiVersion: kueue.x-k8s.io/v1beta2\nkind: ClusterQueue\nmetadata: {name: a}\n" +
 			"spec: {resourceGroups: [{coveredResources: [nvidia.com/gpu], flavors: []}]}\n",
-		"a field of v1beta1": "apiVersion: kueue.x-k8s.io/v1beta2\nkind: ClusterQueue\nmetadata: {name: a}\nspec: {cohort: all}\n",
+		"a field of v1beta1":          "apiVersion: kueue.x-k8s.io/v1beta2\nkind: ClusterQueue\nmetadata: {name: a}\nspec: {cohort: all}\n",
+		"a field of Kueue's config":   operator + "spec: {config: {integrations: {frameworks: [BatchJob]}, resources: {quotaCheckStrategy: IgnoreUndeclared}}}\n",
+		"a framework by Kueue's name": operator + "spec: {config: {integrations: {frameworks: [batch/job]}}}\n",
+		"a class in two mappings": operator + "spec: {config: {integrations: {frameworks: [BatchJob]}, resources: {deviceClassMappings: " +
+			"[{name: a, deviceClassNames: [x]}, {name: b, deviceClassNames: [x]}]}}}\n",
+		"a source as Kueue's config has it": operator + "spec: {config: {integrations: {frameworks: [BatchJob]}, resources: {deviceClassMappings: " +
+			"[{name: a, deviceClassNames: [x], sources: [{counter: {name: memory, driver: gpu.nvidia.com, deviceSelector: {cel: {expression: 'true'}}}}]}]}}}\n",
 	} {
 		file := filepath.Join(t.TempDir(), "manifest.yaml")
 		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {

@@ -21,6 +21,7 @@ const (
 	PriorityVersion        = "scheduling.k8s.io/v1"
 	ResourceVersion        = "resource.k8s.io/v1"
 	KueueConfigVersion     = "config.kueue.x-k8s.io/v1beta2"
+	KueueOperatorVersion   = "kueue.openshift.io/v1"
 )
 
 // Needs has what a cluster needs to serve a version, where not each Kubernetes does.
@@ -29,7 +30,9 @@ var Needs = map[string]string{
 	HardwareProfileVersion: "OpenShift AI 3.0 or newer",
 	ResourceVersion:        "Kubernetes 1.34 or newer; extendedResourceName takes effect from 1.36 on",
 	KueueConfigVersion: "Kueue 0.19 or newer; merge this into controller_manager_config.yaml of its ConfigMap kueue-manager-config, and restart Kueue. " +
-		"On OpenShift the Kueue Operator writes that ConfigMap: merge the resources below spec.config of its Kueue cluster (kueue.openshift.io/v1)",
+		"On OpenShift its operator writes that ConfigMap: say --openshift",
+	KueueOperatorVersion: "Red Hat's build of Kueue, 1.4 or newer where it maps DeviceClasses. Apply it with --server-side, which keeps what others wrote into these " +
+		"objects, and apply it again once the operator has made Kueue's kinds",
 }
 
 // The kinds.

@@ -94,10 +94,14 @@ func renderKueue(o *cluster.Options, r *rendering) *cobra.Command {
 		var err error
 		q.Priorities, err = parsePriorities(priorities)
 		return errors.Join(append(wrong, err)...)
-	}, func(given []Given) ([]any, error) { return Kueue(given, q) })
+	}, func(given []Given) ([]any, error) {
+		q.DRA = r.dra
+		return Kueue(given, q)
+	})
 	c.Flags().StringVar(&q.ClusterQueue, "cluster-queue", "gpus", "names of the ClusterQueues begin so: NAME-POOL")
 	c.Flags().StringVar(&q.Cohort, "cohort", "", "names of the cohorts begin so: NAME-shared, NAME-whole, NAME-mig; without it they begin as those of the ClusterQueues")
 	c.Flags().StringVar(&q.Topology, "topology", "", "Topology that Kueue places pods by: with one it counts what nodes can give out now")
+	c.Flags().BoolVar(&q.OpenShift, "openshift", false, "with what Red Hat's build of Kueue needs: the Kueue of its operator, and the label of the LocalQueues' namespaces")
 	c.Flags().StringArrayVar(&locals, "local-queue", nil, "LocalQueue to make, NAMESPACE/NAME, or of several ClusterQueues NAMESPACE/NAME=PROFILE; several by several flags")
 	c.Flags().StringArrayVar(&priorities, "priority", nil, "WorkloadPriorityClass to make for workloads of a profile, PROFILE=VALUE; several by several flags")
 	return c

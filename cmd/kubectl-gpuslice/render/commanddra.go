@@ -24,6 +24,7 @@ func renderDRA(o *cluster.Options, r *rendering) *cobra.Command {
 
 func renderKueueConfig(o *cluster.Options, r *rendering) *cobra.Command {
 	var counters []string
+	var openShift bool
 	c := renders(o, r, "kueue-config", "the part of Kueue's config that makes its quotas hold for DRA claims", func() error {
 		r.dra = true
 		var wrong []error
@@ -31,7 +32,8 @@ func renderKueueConfig(o *cluster.Options, r *rendering) *cobra.Command {
 			wrong = append(wrong, checkName("counter", name, counterForm))
 		}
 		return errors.Join(wrong...)
-	}, func(given []Given) ([]any, error) { return KueueConfig(given, counters) })
+	}, func(given []Given) ([]any, error) { return KueueConfig(given, counters, openShift) })
+	c.Flags().BoolVar(&openShift, "openshift", false, "as the Kueue of Red Hat's operator, which writes Kueue's config")
 	c.Flags().StringArrayVar(&counters, "counter", nil,
 		"count a device by what it takes of this counter of its GPU, as gpu.nvidia.com/NAME, where the driver cuts the GPUs itself: memory, multiprocessors; several by several flags")
 	return c

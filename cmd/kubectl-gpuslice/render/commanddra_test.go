@@ -11,7 +11,7 @@ import (
 	"github.com/gpuslice/gpuslice/test/agenttest"
 )
 
-// The tests of test/shipped hand these files to an API server, and to Kueue's reader of its config.
+// The tests of test/shipped hand these files to an API server, and to Kueue's reader of its config. OpenShift's operator asks for more than that reader.
 func TestRenderWritesWhatNVIDIAsDRADriverNeeds(t *testing.T) {
 	pools := filepath.Join("..", "..", "..", "deploy", "examples", "configmap-pools.yaml")
 	const a100 = "NVIDIA-A100-SXM4-80GB"
@@ -19,6 +19,8 @@ func TestRenderWritesWhatNVIDIAsDRADriverNeeds(t *testing.T) {
 	for _, row := range []struct{ golden, args string }{
 		{"objects/dra.yaml", "dra --to team" + cut + " -f " + filepath.Join("testdata", "dra-configs.yaml") + " --pool media=1x2 --pool whole=1x2"},
 		{"objects/kueue-dra.yaml", "kueue --dra" + cut},
+		{"objects/kueue-openshift.yaml", "kueue --openshift --dra" + cut + " --local-queue team/large=balanced-inference --local-queue team/small=small-inference --local-queue production/small=small-inference"},
+		{"objects/kueue-openshift-counter.yaml", "kueue-config --openshift" + cut + " --pool small-inference=1x8:NVIDIA-A100-PCIe-80GB --counter memory"},
 		{"kueue-config/devices.yaml", "kueue-config" + cut + " -f " + filepath.Join("testdata", "dra-configs.yaml") + " --pool media=1x2 --pool whole=1x2"},
 		{"kueue-config/counters.yaml", "kueue-config" + cut + " --pool small-inference=1x8:NVIDIA-A100-PCIe-80GB --counter memory --counter multiprocessors"},
 	} {
@@ -55,12 +57,13 @@ func TestTheExampleIsWhatRenderWrites(t *testing.T) {
 func TestRenderRefusesWhatNVIDIAsDRADriverDoesNotTake(t *testing.T) {
 	from := []string{"-f", filepath.Join("..", "..", "..", "deploy", "examples", "configmap-pools.yaml"), "-f", filepath.Join("testdata", "dra-configs.yaml")}
 	for args, want := range map[string]string{
-		"dra --to team --pool research=1x8:NVIDIA-A100":                    "pool research: it shares devices by time-slicing, and NVIDIA's DRA driver shares one by the config of its claim",
-		"kueue-config --pool research=1x8:NVIDIA-A100":                     "pool research: it shares devices by time-slicing",
-		"kueue --dra --pool research=1x8:NVIDIA-A100":                      "pool research: it shares devices by time-slicing",
-		"dra --pool media=1x1":                                             "name the namespace of the templates by --to",
-		"dra --to Team --pool media=1x1":                                   `flag --to is "Team": write the name of a namespace`,
-		"kueue-config --pool media=1x1:NVIDIA-H100 --counter Memory/slice": `flag --counter is "Memory/slice": write the name of a counter`,
+		"dra --to team --pool research=1x8:NVIDIA-A100":                                                    "pool research: it shares devices by time-slicing, and NVIDIA's DRA driver shares one by the config of its claim",
+		"kueue-config --pool research=1x8:NVIDIA-A100":                                                     "pool research: it shares devices by time-slicing",
+		"kueue --dra --pool research=1x8:NVIDIA-A100":                                                      "pool research: it shares devices by time-slicing",
+		"dra --pool media=1x1":                                                                             "name the namespace of the templates by --to",
+		"dra --to Team --pool media=1x1":                                                                   `flag --to is "Team": write the name of a namespace`,
+		"kueue-config --pool media=1x1:NVIDIA-H100 --counter Memory/slice":                                 `flag --counter is "Memory/slice": write the name of a counter`,
+		"kueue-config --openshift --pool media=1x1:NVIDIA-H100 --counter memory --counter multiprocessors": "flag --counter is given 2 times, and the operator's Kueue takes a DeviceClass in one mapping: name one counter",
 	} {
 		if got := rendered(t, append(strings.Fields(args), from...)...); !strings.HasPrefix(got, "error: ") || !strings.Contains(got, want) {
 			t.Errorf("render %s: says\n%s\nwant %s", args, got, want)

@@ -121,21 +121,45 @@ type DeviceClassMapping struct {
 	Sources          []DeviceClassSource `json:"sources,omitempty"` // each device counts as one without them
 }
 
-// DeviceClassSource has a device counted by what it takes of a counter.
+// DeviceClassSource has a device counted by what it takes of a counter. The types are OpenShift's: Kueue's own config has none.
 type DeviceClassSource struct {
+	Type    string        `json:"type,omitempty"`
 	Counter CounterSource `json:"counter"`
 }
 
 // CounterSource is a counter that the devices of a driver share.
 type CounterSource struct {
-	Name           string                    `json:"name"`
-	Driver         string                    `json:"driver"`
-	DeviceSelector resourcev1.DeviceSelector `json:"deviceSelector"`
+	Name           string          `json:"name"`
+	Driver         string          `json:"driver"`
+	DeviceSelector CountedSelector `json:"deviceSelector"`
+}
+
+// CountedSelector selects the devices that are counted.
+type CountedSelector struct {
+	Type                      string `json:"type,omitempty"`
+	resourcev1.DeviceSelector `json:",inline"`
 }
 
 // KueueConfig is the part of Kueue's config that has its quotas hold for claims too: a device of a class counts as the device plugin's
-// resource for it. With counters, for drivers that cut the GPUs themselves, a device counts by its share of each counter.
-func KueueConfig(given []Given, counters []string) ([]any, error) {
+// resource for it. With counters, for drivers that cut the GPUs themselves, a device counts by its share of each counter. On OpenShift it is
+// the operator's object.
+func KueueConfig(given []Given, counters []string, openShift bool) ([]any, error) {
+	mappings, err := mapped(given, counters)
+	if err != nil {
+		return nil, err
+	}
+	if openShift {
+		object, err := operatorKueue(mappings)
+		return []any{object}, err
+	}
+	return []any{&Configuration{
+		TypeMeta:  metav1.TypeMeta{APIVersion: kinds.KueueConfigVersion, Kind: "Configuration"},
+		Resources: ConfiguredResources{DeviceClassMappings: mappings},
+	}}, nil
+}
+
+// mapped are the devices that the pools give by the resources that they count as.
+func mapped(given []Given, counters []string) ([]DeviceClassMapping, error) {
 	profiles := claimed(given)
 	mappings := byDevice(profiles)
 	if len(counters) > 0 {
@@ -147,10 +171,7 @@ func KueueConfig(given []Given, counters []string) ([]any, error) {
 	if n := len(mappings); n > mostMappings {
 		return nil, fmt.Errorf("the pools give %d kinds of devices, and Kueue's config takes %d mappings: render fewer pools", n, mostMappings)
 	}
-	return []any{&Configuration{
-		TypeMeta:  metav1.TypeMeta{APIVersion: kinds.KueueConfigVersion, Kind: "Configuration"},
-		Resources: ConfiguredResources{DeviceClassMappings: mappings},
-	}}, nil
+	return mappings, nil
 }
 
 func byDevice(profiles []string) (out []DeviceClassMapping) {
@@ -164,7 +185,8 @@ func byDevice(profiles []string) (out []DeviceClassMapping) {
 	return out
 }
 
-// byCounter counts by the sum of what the devices take of GPUs of the pools' models.
+// byCounter counts by what the devices take of GPUs of the pools' models. All models are in one source. Of several sources Kueue wants a device each for
+// a claim, and adds up what these devices take.
 func byCounter(given []Given, profiles, counters []string) (out []DeviceClassMapping, err error) {
 	classes := []string{devices.ClassGPU, devices.ClassMIG}
 	for _, device := range profiles {
@@ -187,15 +209,14 @@ func byCounter(given []Given, profiles, counters []string) (out []DeviceClassMap
 	slices.Sort(models)
 	models = slices.Compact(models)
 	for _, counter := range counters {
-		m := DeviceClassMapping{Name: devices.Driver + "/" + counter, DeviceClassNames: classes}
-		for _, model := range models {
-			expression := fmt.Sprintf("device.attributes['%s'].productName.replace(' ', '-') == '%s'", devices.Driver, model)
-			m.Sources = append(m.Sources, DeviceClassSource{CounterSource{
+		expression := fmt.Sprintf("device.attributes['%s'].productName.replace(' ', '-') in ['%s']", devices.Driver, strings.Join(models, "', '"))
+		out = append(out, DeviceClassMapping{
+			Name: devices.Driver + "/" + counter, DeviceClassNames: classes,
+			Sources: []DeviceClassSource{{Counter: CounterSource{
 				Name: counter, Driver: devices.Driver,
-				DeviceSelector: resourcev1.DeviceSelector{CEL: &resourcev1.CELDeviceSelector{Expression: expression}},
-			}})
-		}
-		out = append(out, m)
+				DeviceSelector: CountedSelector{DeviceSelector: resourcev1.DeviceSelector{CEL: &resourcev1.CELDeviceSelector{Expression: expression}}},
+			}}},
+		})
 	}
 	return out, nil
 }

@@ -81,6 +81,8 @@ type Queues struct {
 	Topology     string // empty for none
 	Local        []LocalQueue
 	Priorities   []Priority
+	OpenShift    bool // with what Red Hat's operator needs: its own object, and the namespaces of the LocalQueues
+	DRA          bool // workloads claim devices of NVIDIA's DRA driver: the operator's object maps them to resources
 }
 
 // LocalQueue is the entry of a namespace to a ClusterQueue.
@@ -117,6 +119,11 @@ func Kueue(given []Given, q Queues) ([]any, error) {
 		}
 		out = append(out, made)
 	}
+	if q.OpenShift {
+		if out, err = forOperator(out, given, q); err != nil {
+			return nil, err
+		}
+	}
 	for _, local := range q.Local {
 		of, err := entry(queues, local)
 		if err != nil {
@@ -135,6 +142,19 @@ func Kueue(given []Given, q Queues) ([]any, error) {
 		}
 	})
 	return append(out, classes...), err
+}
+
+// forOperator puts the operator's object before the queues, since Kueue's kinds come with it, and the namespaces behind them.
+func forOperator(made []any, given []Given, q Queues) ([]any, error) {
+	var mappings []DeviceClassMapping
+	if q.DRA {
+		var err error
+		if mappings, err = mapped(given, nil); err != nil {
+			return nil, err
+		}
+	}
+	operator, err := operatorKueue(mappings)
+	return append(append([]any{operator}, made...), managed(q.Local)...), err
 }
 
 // queue is the ClusterQueue of a pool.

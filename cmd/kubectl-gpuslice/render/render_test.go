@@ -282,8 +282,8 @@ func TestEachKindOfObjectIsWritten(t *testing.T) {
 			return Quota(some(), "team", "gpus", []Priority{{"slices", -1}, {"Training", 1000}})
 		},
 		"dra":            func() ([]any, error) { return Claims(some(), "team"), nil },
-		"kueue-config":   func() ([]any, error) { return KueueConfig(some(), nil) },
-		"kueue-counters": func() ([]any, error) { return KueueConfig(some()[:2], []string{"memory", "multiprocessors"}) },
+		"kueue-config":   func() ([]any, error) { return KueueConfig(some(), nil, false) },
+		"kueue-counters": func() ([]any, error) { return KueueConfig(some()[:2], []string{"memory", "multiprocessors"}, false) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -388,8 +388,13 @@ func TestWhatNoObjectHoldsIsRefused(t *testing.T) {
 		g.Offers[0].Resource, g.Offers[0].Device = fmt.Sprintf("nvidia.com/mig-%dg.10gb", i), fmt.Sprintf("%dg.10gb", i)
 		g.Pools = []Pool{{Name: g.Name, Nodes: 2, GPUs: 8, Model: "NVIDIA-H100"}}
 	}
+	modelled := func(n int) []Given {
+		return numbered(n, func(i int, g *Given) {
+			g.Pools = []Pool{{Name: g.Name, Nodes: 2, GPUs: 8, Model: fmt.Sprintf("NVIDIA-A-LONG-NAME-OF-MODEL-NUMBER-%d", i)}}
+		})
+	}
 	queue := func(given []Given) ([]any, error) { return Kueue(given, Queues{ClusterQueue: "gpus"}) }
-	counted := func(given []Given) ([]any, error) { return KueueConfig(given, []string{"memory"}) }
+	counted := func(given []Given) ([]any, error) { return KueueConfig(given, []string{"memory"}, false) }
 	prioritized := func(priorities ...Priority) func([]Given) ([]any, error) {
 		return func(given []Given) ([]any, error) { return Quota(given, "team", "gpus", priorities) }
 	}
@@ -411,7 +416,7 @@ func TestWhatNoObjectHoldsIsRefused(t *testing.T) {
 			"65 pools of the class whole give nvidia.com/gpu, and a ClusterQueue takes 64 flavors: render fewer pools",
 		},
 		"mappings of Kueue's config": {
-			func(given []Given) ([]any, error) { return KueueConfig(given, nil) }, numbered(16, device), numbered(17, device),
+			func(given []Given) ([]any, error) { return KueueConfig(given, nil, false) }, numbered(16, device), numbered(17, device),
 			"the pools give 17 kinds of devices, and Kueue's config takes 16 mappings: render fewer pools",
 		},
 		"classes of a mapping": {
@@ -420,6 +425,10 @@ func TestWhatNoObjectHoldsIsRefused(t *testing.T) {
 		"counters of a model that is not named": {
 			counted, numbered(1, device), numbered(1, func(_ int, g *Given) { g.Pools = []Pool{{Name: "p0", Nodes: 2, GPUs: 8}} }),
 			"pool p0: counters are those of a model: name it, like p0=2x8:NVIDIA-H100-80GB-HBM3",
+		},
+		"models of a selector, on OpenShift": {
+			func(given []Given) ([]any, error) { return KueueConfig(given, []string{"memory"}, true) }, modelled(23), modelled(24),
+			"the GPUs are of too many models: their selector has 1043 characters, and the operator's Kueue takes 1024: render fewer pools",
 		},
 		"two HardwareProfiles of a name": {
 			func(given []Given) ([]any, error) { return HardwareProfiles(given, Profiles{Namespace: "team"}) }, numbered(2, device),

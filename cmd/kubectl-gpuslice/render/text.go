@@ -33,7 +33,7 @@ func Text(given []Given, objects []any) ([]byte, error) {
 		}
 		fmt.Fprintf(&b, "# %s: %s, %s\n", name, sanitize.Listed(nodes), strings.Join(gives, ", "))
 	}
-	for _, version := range []string{kinds.KueueVersion, kinds.HardwareProfileVersion, kinds.ResourceVersion, kinds.KueueConfigVersion} {
+	for _, version := range []string{kinds.KueueVersion, kinds.HardwareProfileVersion, kinds.ResourceVersion, kinds.KueueConfigVersion, kinds.KueueOperatorVersion} {
 		if slices.ContainsFunc(objects, func(o any) bool { return versionOf(o) == version }) {
 			fmt.Fprintf(&b, "# %s needs %s.\n", version, kinds.Needs[version])
 		}
