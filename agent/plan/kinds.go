@@ -147,8 +147,8 @@ type Stage int
 
 // The stages of a change, about in their order. The exceptions:
 //   - Close, and the Evict of the pods that hold the closed devices, come before Fence.
-//   - To end MPS before a GPU is cut, WriteSharing, ReloadPlugin and SetComputeMode come before the hardware. Otherwise ReloadPlugin and SetComputeMode
-//     come after the restoring steps.
+//   - To end MPS before a GPU is cut, WriteSharing, ReloadPlugin and SetComputeMode come before the hardware. Otherwise SetComputeMode comes after the
+//     restoring steps, and with MPS or under claims ReloadPlugin, too.
 //   - If a mode waits for a reboot, Create and RestorePersistence come after it. If the agent reboots the node itself, an Evict comes right before it.
 //   - Under claims, ResumeOperands by a label comes after VerifyCapacity.
 //   - VerifyCapacity and PublishNodeKeys come before the ResumeOperands of a node that has just been registered and is as desired.

@@ -603,6 +603,18 @@ func foreseen(seen Observed, changes []change, d disruption) Observed {
 	return seen
 }
 
+// reopen lists the steps that lift the taint, restart what has read the former GPUs, and have the plugin read its config.
+func reopen(seen Observed, want Desired, restart []Step) []Step {
+	switch read := reload(seen, want); {
+	case seen.ByClaims: // the driver comes back only without the taint
+		return slices.Concat(readmit(seen), restart, read)
+	case seen.Journal.MPS || want.Sharing != nil && want.Sharing.MPS: // its control daemon has to come before the plugin reads the config
+		return slices.Concat(restart, readmit(seen), resumeByLabel(seen), read)
+	default: // before the taint goes: a pod that tolerates the cordon would get a device of the old plugin, or of the old config, that is gone
+		return slices.Concat(restart, read, readmit(seen), resumeByLabel(seen))
+	}
+}
+
 // giveBack lists the steps that are left once the hardware is as desired, or as near to that as it gets before a reboot.
 func giveBack(seen Observed, want Desired, parks bool) []Step {
 	steps := append(persist(seen), write(&seen, want)...)
@@ -615,12 +627,8 @@ func giveBack(seen Observed, want Desired, parks bool) []Step {
 	if seen.Journal.Pending && len(stale) > 0 {
 		restart = []Step{{Kind: RestartOperands, Pods: stale}}
 	}
-	if seen.ByClaims { // the driver comes back only without the taint
-		steps = slices.Concat(steps, readmit(seen), restart)
-	} else { // before the taint goes: a pod that tolerates the cordon would get a device from the old plugin that is gone
-		steps = slices.Concat(steps, restart, readmit(seen), resumeByLabel(seen))
-	}
-	steps = append(steps, stepsAfterConfig(seen, want)...)
+	steps = append(steps, reopen(seen, want, restart)...)
+	steps = append(steps, freeOfMPS(seen, want)...)
 	if seen.Capacity.Agreed < needed(seen) {
 		if seen.Journal.Pending && len(late) > 0 {
 			steps = append(steps, Step{Kind: RestartLatePlugin, Pods: late})

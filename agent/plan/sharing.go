@@ -197,7 +197,7 @@ func endMPS(seen *Observed, want Desired, c sharingChange) []Step {
 	if want.Sharing == nil || want.Sharing.MPS || !usesMPS(seen.Plugin.Now) && len(c.modes) == 0 {
 		return nil
 	}
-	steps := append(write(seen, want), stepsAfterConfig(*seen, want)...)
+	steps := slices.Concat(write(seen, want), reload(*seen, want), freeOfMPS(*seen, want))
 	seen.GPUs = Result(seen.GPUs, steps)
 	seen.Plugin.Reloaded, seen.Plugin.Early = true, false
 	return steps
@@ -214,18 +214,20 @@ func write(seen *Observed, want Desired) []Step {
 	return []Step{{Kind: WriteSharing, Config: want.Config}}
 }
 
-// stepsAfterConfig lists the steps that follow when the config is written.
-func stepsAfterConfig(seen Observed, want Desired) []Step {
-	if want.Sharing == nil {
+// reload lists the step that makes the device plugin read the config, if it has read a former one.
+func reload(seen Observed, want Desired) []Step {
+	if want.Sharing == nil || !(seen.Journal.Pending && !seen.Plugin.Reloaded || seen.Plugin.Early && want.Sharing.MPS) {
+		return nil
+	}
+	return []Step{{Kind: ReloadPlugin}}
+}
+
+// freeOfMPS lists the steps that end the compute mode of MPS on GPUs that it has left.
+func freeOfMPS(seen Observed, want Desired) []Step {
+	if want.Sharing == nil || !seen.Journal.Pending {
 		return nil
 	}
 	var steps []Step
-	if seen.Journal.Pending && !seen.Plugin.Reloaded || seen.Plugin.Early && want.Sharing.MPS {
-		steps = append(steps, Step{Kind: ReloadPlugin})
-	}
-	if !seen.Journal.Pending {
-		return steps
-	}
 	for _, gpu := range seen.leftExclusive(want) {
 		steps = append(steps, Step{Kind: SetComputeMode, GPU: gpu.UUID, Index: gpu.Index})
 	}
