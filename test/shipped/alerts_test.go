@@ -111,6 +111,9 @@ func TestEachQueryAsksForWhatTheAgentReports(t *testing.T) {
 	metrics := descriptors()
 	metrics["up"] = nil
 	maps.Copy(metrics, monitoring.KubeStateMetrics())
+	maps.Copy(metrics, map[string][]string{
+		"DCGM_FI_PROF_GR_ENGINE_ACTIVE": {"UUID", "GPU_I_ID", "namespace", "pod"}, "DCGM_FI_DEV_POWER_USAGE": {"UUID", "GPU_I_ID"},
+	})
 	queries := map[string]string{} // by expression, where it is
 	for _, group := range shippedRules(t).Groups {
 		for _, rule := range group.Rules {
@@ -118,6 +121,9 @@ func TestEachQueryAsksForWhatTheAgentReports(t *testing.T) {
 		}
 	}
 	dashboards(t, queries)
+	for _, join := range joins(t) {
+		queries[join] = "README.md"
+	}
 	if len(queries) < 40 {
 		t.Fatalf("found %d queries", len(queries))
 	}
@@ -169,6 +175,66 @@ func TestPanelsShowTheFirstThingThatIsCounted(t *testing.T) {
 	}
 	slices.SortFunc(input, func(a, b monitoring.Series) int { return strings.Compare(a.Series, b.Series) })
 	if err := monitoring.Evaluate(t.Context(), t.TempDir(), slices.Compact(input), checks); err != nil {
+		t.Error(err)
+	}
+}
+
+// joins are the expressions of the component's page, which join the agent's metrics with those of DCGM's exporter.
+func joins(t *testing.T) (out []string) {
+	t.Helper()
+	page, err := os.ReadFile(filepath.Join(string(prometheusComponent), "README.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, found := range regexp.MustCompile("(?ms)^```promql\n(.*?)^```").FindAllStringSubmatch(string(page), -1) {
+		out = append(out, found[1])
+	}
+	if len(out) != 3 {
+		t.Fatalf("the page has %d expressions", len(out))
+	}
+	return out
+}
+
+// A is a GPU of two instances, B one without MIG. The series are those of dcgm-exporter v4 by its usual ServiceMonitor. An agent's pod has been replaced, so
+// that its node has each series twice for a while; an instance of two compute instances has two MIG devices.
+func TestTheAgentsMetricsJoinThoseOfDCGM(t *testing.T) {
+	atFullLength(t, "promtool")
+	var input []monitoring.Series
+	add := func(value int, series ...string) {
+		for _, one := range series {
+			input = append(input, monitoring.Series{Series: one, Values: fmt.Sprintf("%dx10", value)})
+		}
+	}
+	add(
+		1, `DCGM_FI_PROF_GR_ENGINE_ACTIVE{UUID="A", GPU_I_ID="7", GPU_I_PROFILE="1g.10gb", gpu="0", hostname="h", job="dcgm", pod="exporter", exported_namespace="team", exported_pod="a"}`,
+		`DCGM_FI_PROF_GR_ENGINE_ACTIVE{UUID="B", gpu="1", hostname="h", job="dcgm", pod="exporter"}`,
+	)
+	add(0, `DCGM_FI_PROF_GR_ENGINE_ACTIVE{UUID="A", GPU_I_ID="2", GPU_I_PROFILE="3g.40gb", gpu="0", hostname="h", job="dcgm", pod="exporter"}`)
+	add(300, `DCGM_FI_DEV_POWER_USAGE{UUID="A", GPU_I_ID="7", hostname="h"}`, `DCGM_FI_DEV_POWER_USAGE{UUID="A", GPU_I_ID="2", hostname="h"}`, `DCGM_FI_DEV_POWER_USAGE{UUID="B", hostname="h"}`)
+	for _, agent := range []string{"gpuslice-agent-1", "gpuslice-agent-2"} {
+		of := `node="gpu-1", job="gpuslice/gpuslice-agent", pod="` + agent + `"`
+		add(
+			1, `gpuslice_instance_info{gpu="A", device="MIG-1", gpu_instance_id="7", profile="1g.10gb", resource="nvidia.com/mig-1g.10gb", `+of+`}`,
+			`gpuslice_instance_info{gpu="A", device="MIG-2", gpu_instance_id="2", profile="3g.40gb", resource="nvidia.com/mig-3g.40gb", `+of+`}`,
+			`gpuslice_instance_info{gpu="A", device="MIG-3", gpu_instance_id="2", profile="3g.40gb", resource="nvidia.com/mig-3g.40gb", `+of+`}`,
+			`gpuslice_gpu_healthy{gpu="A", `+of+`}`, `gpuslice_request_info{label="gpuslice.io/profile", name="research", fingerprint="f", `+of+`}`,
+		)
+		add(0, `gpuslice_gpu_healthy{gpu="B", `+of+`}`) // its power counts all the same
+	}
+	const exporter = `gpu="0", hostname="h", job="dcgm", pod="exporter"`
+	want := [][]monitoring.Sample{
+		{
+			{Labels: `{UUID="A", GPU_I_ID="7", GPU_I_PROFILE="1g.10gb", exported_namespace="team", exported_pod="a", node="gpu-1", profile="1g.10gb", resource="nvidia.com/mig-1g.10gb", ` + exporter + `}`, Value: 1},
+			{Labels: `{UUID="A", GPU_I_ID="2", GPU_I_PROFILE="3g.40gb", node="gpu-1", profile="3g.40gb", resource="nvidia.com/mig-3g.40gb", ` + exporter + `}`},
+		},
+		{{Labels: `{exported_namespace="team", resource="nvidia.com/mig-1g.10gb"}`, Value: 1}, {Labels: `{resource="nvidia.com/mig-3g.40gb"}`}},
+		{{Labels: `{label="gpuslice.io/profile", name="research"}`, Value: 600}},
+	}
+	var checks []monitoring.Check
+	for i, join := range joins(t) {
+		checks = append(checks, monitoring.Check{Expr: join, At: "5m", Expected: want[i]})
+	}
+	if err := monitoring.Evaluate(t.Context(), t.TempDir(), input, checks); err != nil {
 		t.Error(err)
 	}
 }
