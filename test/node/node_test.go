@@ -2,6 +2,7 @@ package node_test
 
 import (
 	"fmt"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -10,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/yaml"
 
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/nvml"
@@ -208,6 +210,44 @@ func TestOne3gAndTwo2gWorkAtTheFirstTry(t *testing.T) {
 	calls := r.GPUs.Calls()
 	if made, destroyed := calls[gpusim.CreateGpuInstanceWithPlacement], calls[gpusim.GpuInstanceDestroy]; made != 3 || destroyed != 0 {
 		t.Errorf("%d instances were created for 3, and %d destroyed: %v", made, destroyed, calls)
+	}
+}
+
+// A system that keeps the node's label in git compares by a dry run of server-side apply. It finds no difference when the agent has taken the label over, has
+// cut the node, and has written all that it writes.
+func TestANodeThatIsKeptInGitDoesNotDrift(t *testing.T) {
+	t.Parallel()
+	example, err := os.ReadFile("../../deploy/examples/gitops.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := newRig(t, twoH100, "")
+	r.awaitOffered("nvidia.com/gpu", 2)
+	r.run()
+	first, _, _ := strings.Cut(string(example), "\n---\n")
+	manifest, err := yaml.YAMLToJSON([]byte(strings.Replace(first, "name: gpu-1", "name: "+r.Name, 1)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	apply := func(dryRun ...string) *corev1.Node {
+		t.Helper()
+		n, err := r.client.CoreV1().Nodes().Patch(t.Context(), r.Name, types.ApplyPatchType, manifest, metav1.PatchOptions{FieldManager: "git", Force: new(true), DryRun: dryRun})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	apply()
+	r.awaitConverged("all-balanced")
+	for { // until nothing is written to the node between two looks at it
+		before, dry, after := r.node(), apply(metav1.DryRunAll), r.node()
+		if before.ResourceVersion != after.ResourceVersion {
+			continue
+		}
+		if diff := cmp.Diff(before, dry); diff != "" {
+			t.Errorf("the node differs from what git has (-cluster +git):\n%s", diff)
+		}
+		break
 	}
 }
 

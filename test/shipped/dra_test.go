@@ -70,7 +70,7 @@ func TestKueueReadsTheConfigThatIsRendered(t *testing.T) {
 	}
 }
 
-// An API server takes each example by the command that its head has, but for those of kinds that others bring.
+// An API server takes each example by the command that its head has, but for those of kinds that others bring, or that Argo CD and Flux apply.
 func TestAnAPIServerTakesTheExamples(t *testing.T) {
 	c := clustertest.Start(t)
 	for _, namespace := range []string{"gpuslice", "demo", "team"} {
@@ -82,7 +82,9 @@ func TestAnAPIServerTakesTheExamples(t *testing.T) {
 	if err != nil || len(files) == 0 {
 		t.Fatalf("%d examples, error %v", len(files), err)
 	}
-	foreign := []string{"clusterpolicy.yaml", "clusterpolicy-configs.yaml", "karpenter.yaml", "machineset.yaml"}
+	foreign := []string{
+		"argocd-health.yaml", "argocd.yaml", "clusterpolicy.yaml", "clusterpolicy-configs.yaml", "flux.yaml", "gitops.yaml", "karpenter.yaml", "machineset.yaml",
+	}
 	objects := map[string]int{"dra.yaml": 15}
 	for _, file := range files {
 		name := filepath.Base(file)

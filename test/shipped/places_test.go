@@ -25,30 +25,56 @@ var places = map[string]struct{ folder, needs string }{
 func TestWhatIsAppliedTwiceChangesNothing(t *testing.T) {
 	c := start(t)
 	for name, place := range places {
-		file := filepath.Join(t.TempDir(), name)
-		text := build(t, kustomize.Files{"kustomization.yaml": "resources: [DEPLOY/" + place.folder + "]\n"})
-		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		appliesTwice(t, c, file, place.needs)
+		appliesTwice(t, c, manifestOf(t, name, place.folder), place.needs)
 	}
 }
 
-// appliesTwice applies a manifest to a cluster that has the namespace, and again. All but namespaces is removed with the test: other tests of the cluster use
-// these, and in one that is being deleted nothing can be created.
-func appliesTwice(t *testing.T, c *cluster.Cluster, file, namespace string) {
+// Argo CD and Flux apply in this way, and look for drift by a dry run of it.
+func TestWhatIsAppliedByTheServerDoesNotDrift(t *testing.T) {
+	c := start(t)
+	by := []string{"--server-side", "--force-conflicts", "--field-manager=git", "-f"}
+	for name, place := range places {
+		file := manifestOf(t, name, place.folder)
+		removedWithTheTest(t, c, file, place.needs)
+		must(t, c, append(append([]string{"apply"}, by...), file)...)
+		if out, err := kubectl(t, c, append(append([]string{"diff"}, by...), file)...); err != nil {
+			t.Errorf("%s differs from what is in the cluster: %v\n%s", name, err, out)
+		}
+	}
+}
+
+// manifestOf builds the manifest of a folder of deploy/ into a file.
+func manifestOf(t *testing.T, name, folder string) (file string) {
+	t.Helper()
+	file = filepath.Join(t.TempDir(), name)
+	text := build(t, kustomize.Files{"kustomization.yaml": "resources: [DEPLOY/" + folder + "]\n"})
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return file
+}
+
+// removedWithTheTest makes the namespace, if there is to be one. It removes all of a manifest but namespaces with the test: other tests of the cluster use these,
+// and in one that is being deleted nothing can be created.
+func removedWithTheTest(t *testing.T, c *cluster.Cluster, file, namespace string) {
 	t.Helper()
 	if namespace != "" {
 		if out, err := kubectl(t, c, "create", "namespace", namespace); err != nil && !strings.Contains(out, "already exists") { // by another test
 			t.Fatalf("%v: %s", err, out)
 		}
 	}
-	must(t, c, "apply", "-f", file)
 	t.Cleanup(func() {
 		if _, err := c.RunKubectl(context.WithoutCancel(t.Context()), "delete", "--ignore-not-found", "--wait=false", "-f", withoutNamespaces(t, file)); err != nil {
 			t.Error(err)
 		}
 	})
+}
+
+// appliesTwice applies a manifest to a cluster that has the namespace, and again.
+func appliesTwice(t *testing.T, c *cluster.Cluster, file, namespace string) {
+	t.Helper()
+	removedWithTheTest(t, c, file, namespace)
+	must(t, c, "apply", "-f", file)
 	out, err := kubectl(t, c, "apply", "-f", file)
 	lines := strings.Split(strings.TrimSpace(out), "\n")
 	changed := slices.DeleteFunc(slices.Clone(lines), func(line string) bool { return strings.HasSuffix(line, " unchanged") })
