@@ -118,7 +118,8 @@ const (
 	// Labels: verb, code
 	MetricAPIRequests = "gpuslice_api_requests_total"
 	// MetricAdmissionPolicy is 1 if the policy for `nodes`, `evictions`, `leases` or `events` worked when the agent last tried what it forbids;
-	// where a component has given the agent the right, also that for `configmaps` or `devicetaintrules`.
+	// where a component has given the agent the right, also that for `configmaps` or `devicetaintrules`. Where the settings say
+	// `podAccess: rbac`, that for `evictions` is left out if it is missing.
 	//
 	// Labels: policy
 	MetricAdmissionPolicy = "gpuslice_admission_policy"

@@ -155,7 +155,7 @@ var metrics = Groups{
 		{Name: "gpuslice_last_pass_timestamp_seconds", Means: "when the agent last ended a pass; an old time means that the agent hangs"},
 		{Name: "gpuslice_last_successful_pass_timestamp_seconds", Means: "when a pass last ended without a failure"},
 		{Name: "gpuslice_api_requests_total", Means: "the number of requests to the API server by HTTP verb and class of the answer: 2xx, 4xx, none. Requests that the agent holds back while the API server fails count as none, too", Labels: []string{"verb", "code"}},
-		{Name: "gpuslice_admission_policy", Means: "1 if the policy for nodes, evictions, leases or events worked when the agent last tried what it forbids; where a component has given the agent the right, also that for configmaps or devicetaintrules", Labels: []string{"policy"}},
+		{Name: "gpuslice_admission_policy", Means: "1 if the policy for nodes, evictions, leases or events worked when the agent last tried what it forbids; where a component has given the agent the right, also that for configmaps or devicetaintrules. Where the settings say podAccess: rbac, that for evictions is left out if it is missing", Labels: []string{"policy"}},
 		{Name: "gpuslice_pod_access", Means: "1 for what confines the agent to the pods of its node: impersonation of the node, the policy for evictions, or rbac alone", Labels: []string{"level"}},
 	}},
 	{"Metrics of the memory of GPUs.", []Entry{

@@ -392,8 +392,7 @@ func (c *Checker) unconfined() string {
 	c.mu.Unlock()
 	var missing []string
 	for _, policy := range slices.Sorted(maps.Keys(found.InForce)) {
-		left := policy == Evictions && c.o.Access == config.PodAccessRBAC // as the settings want it
-		if !found.InForce[policy] && !left {
+		if !found.InForce[policy] && !c.leftOut(policy) {
 			missing = append(missing, string(policy))
 		}
 	}
@@ -413,6 +412,11 @@ func (c *Checker) unconfined() string {
 	}
 }
 
+// leftOut reports whether the settings do without the policy.
+func (c *Checker) leftOut(policy Policy) bool {
+	return policy == Evictions && c.o.Access == config.PodAccessRBAC
+}
+
 func (c *Checker) warn(reason config.Reason, message string) {
 	c.o.Log.Warn(message, zap.String("reason", string(reason)))
 	c.o.Events.Event(c.reference(), corev1.EventTypeWarning, string(reason), message)
@@ -429,7 +433,7 @@ func (c *Checker) Report(status *api.Status) {
 }
 
 var (
-	// descPolicy has a value for each policy that the agent could try.
+	// descPolicy has a value for each policy that the agent could try, but for one that is missing and that the settings do without.
 	descPolicy = metrics.Desc(config.MetricAdmissionPolicy)
 	descLevel  = metrics.Desc(config.MetricPodAccess)
 )
@@ -449,8 +453,11 @@ func (c *Checker) Collect(out chan<- prometheus.Metric) {
 	}
 	for policy, acts := range c.found.InForce {
 		value := 0.0
-		if acts {
+		switch {
+		case acts:
 			value = 1
+		case c.leftOut(policy):
+			continue
 		}
 		out <- prometheus.MustNewConstMetric(descPolicy, prometheus.GaugeValue, value, string(policy))
 	}

@@ -196,7 +196,7 @@ func TestUsersLearnWhatTheAccountMayDo(t *testing.T) {
 			events: []string{"deploy it without components/impersonation"}, metrics: "events=1 leases=1 nodes=1",
 		},
 		"the settings leave evictions to RBAC": {
-			answer: evictionsOfNoPod, want: want{access: config.PodAccessRBAC}, metrics: "events=1 evictions=0 leases=1 nodes=1 rbac=1",
+			answer: evictionsOfNoPod, want: want{access: config.PodAccessRBAC}, metrics: "events=1 leases=1 nodes=1 rbac=1",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
