@@ -73,7 +73,7 @@ type Panel struct {
 	Type, Title string
 	Datasource  struct{ UID string }
 	GridPos     struct{ X, Y, W, H int }
-	Targets     []struct{ Expr, LegendFormat string }
+	Targets     []struct{ RefID, Expr, LegendFormat string }
 }
 
 // Dashboards reads the dashboards, by file.
@@ -157,13 +157,40 @@ func KubeStateMetrics() map[string][]string {
 		"kube_pod_completion_time":             {"uid"},
 		"kube_pod_container_resource_requests": {"uid", "resource", "unit"},
 		"kube_node_status_allocatable":         {"resource", "unit"},
+		"kube_pod_status_phase":                {"uid", "phase"},
+		"kube_pod_created":                     {"uid"},
+		"kube_pod_status_scheduled_time":       {"uid"},
 	}
 }
 
-// PendingPod are series of kube-state-metrics for a pod that is pending for a MIG device, and for one that has ended on a node.
+// Kueue are the metrics of Kueue that the dashboards ask for, with their labels.
+func Kueue() map[string][]string {
+	return map[string][]string{
+		"kueue_pending_workloads":                  {"cluster_queue", "status", "replica_role"},
+		"kueue_admitted_active_workloads":          {"cluster_queue", "replica_role"},
+		"kueue_admission_wait_time_seconds_bucket": {"cluster_queue", "priority_class", "replica_role", "le"},
+		"kueue_cluster_queue_resource_pending":     {"cluster_queue", "resource", "replica_role"},
+		"kueue_cluster_queue_resource_reservation": {"cohort", "cluster_queue", "flavor", "resource", "replica_role"},
+		"kueue_cluster_queue_nominal_quota":        {"cohort", "cluster_queue", "flavor", "resource", "replica_role"},
+	}
+}
+
+// PendingPod are series of kube-state-metrics for a pod that is pending for a MIG device, and for one that has ended on a node. Kueue's are those of a
+// queue that has no quota left.
 func PendingPod() []Series {
 	var out []Series
 	for _, series := range []string{
+		`kube_pod_status_phase{namespace="team", pod="a", uid="1", phase="Pending"}`,
+		`kube_pod_created{namespace="team", pod="a", uid="1"}`,
+		`kube_pod_created{namespace="team", pod="b", uid="2"}`,
+		`kube_pod_status_scheduled_time{namespace="team", pod="b", uid="2"}`,
+		`kueue_pending_workloads{cluster_queue="gpus", status="active", replica_role="standalone"}`,
+		`kueue_admitted_active_workloads{cluster_queue="gpus", replica_role="standalone"}`,
+		`kueue_admission_wait_time_seconds_bucket{cluster_queue="gpus", priority_class="", replica_role="standalone", le="10"}`,
+		`kueue_admission_wait_time_seconds_bucket{cluster_queue="gpus", priority_class="", replica_role="standalone", le="+Inf"}`,
+		`kueue_cluster_queue_resource_pending{cluster_queue="gpus", resource="nvidia.com/gpu", replica_role="standalone"}`,
+		`kueue_cluster_queue_resource_reservation{cohort="", cluster_queue="gpus", flavor="f", resource="nvidia.com/gpu", replica_role="standalone"}`,
+		`kueue_cluster_queue_nominal_quota{cohort="", cluster_queue="gpus", flavor="f", resource="nvidia.com/gpu", replica_role="standalone"}`,
 		`kube_pod_status_unschedulable{namespace="team", pod="a", uid="1"}`,
 		`kube_pod_container_resource_requests{namespace="team", pod="a", uid="1", container="c", resource="nvidia_com_mig_3g_40gb", unit="integer"}`,
 		`kube_pod_container_resource_requests{namespace="team", pod="b", uid="2", container="c", node="node-1", resource="nvidia_com_mig_3g_40gb", unit="integer"}`,
