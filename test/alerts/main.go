@@ -1,5 +1,5 @@
-// Command alerts says what an expression of Prometheus asks for, by Prometheus' own parser, and whether an object of the Prometheus operator has
-// only fields that its type has. The module also pins promtool, which runs alerts.yaml.
+// Command alerts has Prometheus' own parser and engine say what an expression asks for, and what it gives over series of samples. It also says whether an
+// object of the Prometheus operator has only fields that its type has. The module pins promtool, which runs alerts.yaml.
 //
 // It is a separate module so that Prometheus' requirements never decide the versions that this project is built with.
 package main
@@ -18,9 +18,9 @@ import (
 )
 
 func main() {
-	do := map[string]func() error{"expressions": expressions, "objects": objects}[last(os.Args)]
+	do := map[string]func() error{"expressions": expressions, "objects": objects, "values": values}[last(os.Args)]
 	if do == nil {
-		do = func() error { return errors.New("say what is on standard input: expressions, or objects") }
+		do = func() error { return errors.New("say what is on standard input: expressions, objects, or values") }
 	}
 	if err := do(); err != nil {
 		fmt.Fprintln(os.Stderr, "error:", err)

@@ -42,11 +42,12 @@ type Rules struct {
 	Groups []struct {
 		Name  string `json:"name"`
 		Rules []struct {
-			Alert       string            `json:"alert"`
+			Alert       string            `json:"alert,omitempty"`
+			Record      string            `json:"record,omitempty"`
 			Expr        string            `json:"expr"`
-			For         string            `json:"for"`
-			Labels      map[string]string `json:"labels"`
-			Annotations map[string]string `json:"annotations"`
+			For         string            `json:"for,omitempty"`
+			Labels      map[string]string `json:"labels,omitempty"`
+			Annotations map[string]string `json:"annotations,omitempty"`
 		} `json:"rules"`
 	} `json:"groups"`
 }
@@ -71,8 +72,10 @@ type Dashboard struct {
 type Panel struct {
 	ID          int
 	Type, Title string
+	Description string
 	Datasource  struct{ UID string }
 	GridPos     struct{ X, Y, W, H int }
+	FieldConfig struct{ Defaults struct{ Unit string } }
 	Targets     []struct{ RefID, Expr, LegendFormat string }
 }
 
@@ -226,4 +229,46 @@ func Evaluate(ctx context.Context, dir string, input []Series, checks []Check) e
 	}
 	_, err = Run(ctx, dir, "promtool", "", "test", "rules", "expressions.yaml")
 	return err
+}
+
+// Line is one of the series that an expression gives.
+type Line struct {
+	Labels map[string]string `json:"labels"`
+	Points [][2]float64      `json:"points"` // seconds and values
+}
+
+// Values has Prometheus evaluate expressions over the series, with the component's rules, from minute 0 to the end at each step, in minutes.
+func (c Component) Values(ctx context.Context, input []Series, expressions []string, end, step int) ([][]Line, error) {
+	rules, err := c.Rules()
+	if err != nil {
+		return nil, err
+	}
+	groups, err := yaml.Marshal(rules)
+	if err != nil {
+		return nil, err
+	}
+	dir, err := os.MkdirTemp("", "gpuslice-values-")
+	if err != nil {
+		return nil, err
+	}
+	defer os.RemoveAll(dir)
+	if err := os.WriteFile(filepath.Join(dir, "rules.yaml"), groups, 0o600); err != nil {
+		return nil, err
+	}
+	in, err := json.Marshal(map[string]any{"series": input, "rules": []string{"rules.yaml"}, "expressions": expressions, "end": end, "step": step})
+	if err != nil {
+		return nil, err
+	}
+	printed, err := Run(ctx, dir, "alerts", string(in), "values")
+	if err != nil {
+		return nil, err
+	}
+	var out [][]Line
+	if err := json.Unmarshal([]byte(printed), &out); err != nil {
+		return nil, err
+	}
+	if len(out) != len(expressions) {
+		return nil, fmt.Errorf("%d answers to %d expressions", len(out), len(expressions))
+	}
+	return out, nil
 }
