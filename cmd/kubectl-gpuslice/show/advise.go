@@ -48,6 +48,7 @@ type advice struct {
 	whatIf    map[string]int
 	explain   bool // what the free slices of nodes can be used for
 	defrag    bool // the same of all nodes together
+	counts    bool // who waits for what alone
 	format    string
 	settings  cluster.AgentSettings
 	agents    config.Settings // by these
@@ -60,7 +61,7 @@ type advice struct {
 func Advise(o *cluster.Options) *cobra.Command {
 	var a advice
 	c := &cobra.Command{
-		Use:   "advise [POD... | -l SELECTOR | --pending] [-n NAMESPACE] [--what-if PROFILE=PODS] [--explain | --defrag [NODE...]] [-o json|yaml|html]",
+		Use:   "advise [POD... | -l SELECTOR | --pending] [-n NAMESPACE] [--what-if PROFILE=PODS] [--explain | --defrag [NODE...] | --demand] [-o json|yaml|html]",
 		Short: "Say why pods are pending, and which change of geometry would let them run",
 		Long: `Says of each pending pod what it needs to run: a node has room, a node's GPUs have to be cut otherwise, pods have to leave for that, or
 something else is in the way. It draws the change, and writes the command that asks for it. Without an argument, of all pending pods that request
@@ -71,6 +72,7 @@ for those before it, in the order in which the scheduler tries them. --what-if a
 
 With --explain the arguments are nodes: it draws who has what, and says what the free slices can be used for, and which pods would have to leave for
 more. With --defrag it says that of the nodes together: for each profile the smallest set of pods that would have to leave, with the command.
+With --demand it only counts who waits for what, with Kueue's queues and quotas.
 
 Exit codes: 0 each pod has room, or a change that lets it run; 4 there is none for at least one; 5 for at least one it is not known; 1 something
 went wrong; 130 interrupted.`,
@@ -85,7 +87,9 @@ went wrong; 130 interrupted.`,
   # A page for a browser, with the GPUs before and after; it loads nothing else
   kubectl gpuslice advise -o html > advice.html
   # What would it take in the pool
-  kubectl gpuslice advise --defrag -l pool=research`,
+  kubectl gpuslice advise --defrag -l pool=research
+  # How many pods wait for what, for how long, and which quota is full
+  kubectl gpuslice advise --demand`,
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			a.names, a.now = args, time.Now()
@@ -114,6 +118,7 @@ went wrong; 130 interrupted.`,
 	c.Flags().StringToIntVar(&a.whatIf, "what-if", nil, "pods that are not there: 3g.40gb=4 for four that each request one such instance, gpu=2 for whole GPUs")
 	c.Flags().BoolVar(&a.explain, "explain", false, "say what the free slices of nodes can be used for; the arguments and -l are of nodes")
 	c.Flags().BoolVar(&a.defrag, "defrag", false, "the same of the nodes together: the fewest pods that would have to leave for a device of each profile")
+	c.Flags().BoolVar(&a.counts, "demand", false, "only how many pods wait for what, and for how long, with the workloads and quotas of Kueue's queues")
 	c.Flags().StringVarP(&a.format, "output", "o", "", output.JSON+", "+output.YAML+" or "+output.HTML+", a page for a browser")
 	a.settings.Bind(c.Flags())
 	cluster.CompleteFlag(c, "output", output.JSON, output.YAML, output.HTML)
@@ -125,14 +130,8 @@ func (a *advice) check() error {
 	if ofNodes := a.explain || a.defrag; a.explain && a.defrag || ofNodes && (a.pending || len(a.whatIf) > 0) {
 		return errors.New("--explain and --defrag are of nodes: give one of them, without --pending and --what-if")
 	}
-	ways := 0
-	for _, is := range []bool{len(a.names) > 0, a.selector != "", a.pending} {
-		if is {
-			ways++
-		}
-	}
-	if ways > 1 {
-		return errors.New("name pods, select them with -l, or take all with --pending: only one of these")
+	if err := a.checkWays(); err != nil {
+		return err
 	}
 	if !slices.Contains([]string{"", output.JSON, output.YAML, output.HTML}, a.format) {
 		return fmt.Errorf("flag --output is %q: it must be %s, %s or %s", a.format, output.JSON, output.YAML, output.HTML)
@@ -141,6 +140,24 @@ func (a *advice) check() error {
 		return fmt.Errorf("reading the selector %q: %w", a.selector, err)
 	}
 	return a.checkWhatIf()
+}
+
+// checkWays refuses several ways to name pods.
+func (a *advice) checkWays() error {
+	ways := 0
+	for _, is := range []bool{len(a.names) > 0, a.selector != "", a.pending} {
+		if is {
+			ways++
+		}
+	}
+	switch {
+	case a.counts && (ways > 0 || len(a.whatIf) > 0 || a.explain || a.defrag):
+		return errors.New("--demand counts all that wait: give it without pods and other ways to ask; -n NAMESPACE counts those of one namespace")
+	case ways > 1:
+		return errors.New("name pods, select them with -l, or take all with --pending: only one of these")
+	default:
+		return nil
+	}
 }
 
 // checkWhatIf refuses pods that cannot be.
@@ -188,8 +205,11 @@ type answer interface {
 
 // answer reads the cluster once.
 func (a *advice) answer(ctx context.Context, client kube.Interface) (answer, error) {
-	if a.explain || a.defrag {
+	switch {
+	case a.explain || a.defrag:
 		return a.fragments(ctx, client)
+	case a.counts:
+		return a.demand(ctx, client)
 	}
 	return a.read(ctx, client)
 }

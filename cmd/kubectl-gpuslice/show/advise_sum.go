@@ -66,14 +66,6 @@ type proposal struct {
 	Cuts []judge.Cut `json:"-"` // its GPUs before the first of its moves and after the last
 }
 
-// waiting are the pods of a namespace that wait for a resource.
-type waiting struct {
-	Resource  string    `json:"resource"`
-	Namespace string    `json:"namespace"`
-	Pods      int       `json:"pods"`
-	Oldest    time.Time `json:"oldest"`
-}
-
 func (out *advised) note(format string, args ...any) {
 	out.Notes = append(out.Notes, sanitize.Message(fmt.Sprintf(format, args...), sanitize.Longest))
 }
@@ -218,32 +210,16 @@ func (out *advised) sum() {
 
 // wait adds who waits for what.
 func (out *advised) wait() {
-	waits := map[waiting]*waiting{}
+	all := waits{}
 	for i := range out.Moves {
 		m := &out.Moves[i]
 		for _, r := range m.Requests {
-			name := resourceOf(r)
-			if name == "" || m.whatIf {
-				continue
-			}
-			key := waiting{Resource: name, Namespace: sanitize.Cut(m.namespace, longestPod)}
-			w := waits[key]
-			if w == nil {
-				w = &waiting{Resource: key.Resource, Namespace: key.Namespace, Oldest: m.Since}
-				waits[key] = w
-			}
-			w.Pods++
-			if m.Since.Before(w.Oldest) {
-				w.Oldest = m.Since
+			if name := resourceOf(r); name != "" && !m.whatIf {
+				all.add(waitFor{resource: name, namespace: m.namespace}, 1, devicesOf(r), m.Since)
 			}
 		}
 	}
-	for _, w := range waits {
-		out.Waiting = append(out.Waiting, *w)
-	}
-	slices.SortFunc(out.Waiting, func(a, b waiting) int {
-		return cmp.Or(cmp.Compare(b.Pods, a.Pods), cmp.Compare(a.Resource, b.Resource), cmp.Compare(a.Namespace, b.Namespace))
-	})
+	out.Waiting = all.sorted()
 }
 
 // nodeSum is what the moves of a node come to.

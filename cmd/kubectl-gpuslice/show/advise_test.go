@@ -379,6 +379,7 @@ func TestAdvice(t *testing.T) {
 		"by its label":          {build: then(idle, waits, func(w adviser) { w.pod("team/b", mig3) }), args: "-l app=a", says: []string{"team/a"}, not: "team/b"},
 		"by no label":           {build: then(idle, waits), args: "-l app=b", says: []string{"no pod"}, not: "team/a"},
 		"no such pod":           {build: idle, args: "team/a", code: 1, says: []string{"there is no pod team/a"}},
+		"pods and who waits":    {build: idle, args: "team/a --demand", code: 1, says: []string{"--demand counts all that wait"}},
 		"two ways":              {build: idle, args: "team/a --pending", code: 1, says: []string{"only one of these"}},
 		"a wrong format":        {build: idle, args: "-o wide", code: 1, says: []string{"json, yaml or html"}},
 		"a wrong selector":      {build: idle, args: "-l a==b==c", code: 1, says: []string{"reading the selector"}},

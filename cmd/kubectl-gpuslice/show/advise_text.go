@@ -118,13 +118,6 @@ var adviceColumns = []column[adviceFor]{
 	{name: "node", folds: true, of: func(m *adviceFor, _ output.Paper) string { return m.Node }},
 }
 
-var waitingColumns = []column[waiting]{
-	{name: "waited for", of: func(w *waiting, _ output.Paper) string { return w.Resource }},
-	{name: "namespace", folds: true, of: func(w *waiting, _ output.Paper) string { return w.Namespace }},
-	{name: "pods", folds: true, of: func(w *waiting, _ output.Paper) string { return fmt.Sprint(w.Pods) }},
-	{name: "oldest", folds: true, of: func(w *waiting, p output.Paper) string { return age(w.Oldest, p.Now) }},
-}
-
 // table has a line for each pod, then what serves them, and who waits for what.
 func (out *advised) table(p output.Paper) string {
 	lines := []string{tabulate(out.Moves[:min(len(out.Moves), mostRows)], adviceColumns, false, p)}

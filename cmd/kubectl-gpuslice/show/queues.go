@@ -1,0 +1,286 @@
+package show
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+
+	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/drift"
+	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/judge"
+	"github.com/gpuslice/gpuslice/config/sanitize"
+	"github.com/gpuslice/gpuslice/drain/kube"
+)
+
+const (
+	kueueGroup = "kueue.x-k8s.io"
+	// Labels of pods that name their LocalQueue: the first Kueue sets on those of a Job that it admits, the other a user on a pod.
+	labelLocalQueue, labelQueue = kueueGroup + "/local-queue-name", kueueGroup + "/queue-name"
+
+	queuesAtATime = 500
+	// mostQueued bounds the objects that are read of a kind.
+	mostQueued = 50_000
+)
+
+// kueueVersions are those that are read, the best first. The fields that are read are the same in both.
+var kueueVersions = []string{"v1beta2", "v1beta1"}
+
+// workload is what is read of a Workload.
+type workload struct {
+	metav1.ObjectMeta `json:"metadata"`
+	Spec              struct {
+		QueueName string `json:"queueName"`
+		Active    *bool  `json:"active"`
+		PodSets   []struct {
+			Count    int                    `json:"count"`
+			Template corev1.PodTemplateSpec `json:"template"`
+		} `json:"podSets"`
+	} `json:"spec"`
+	Status struct {
+		Conditions []metav1.Condition `json:"conditions"`
+	} `json:"status"`
+}
+
+// localQueue is what is read of a LocalQueue.
+type localQueue struct {
+	metav1.ObjectMeta `json:"metadata"`
+	Spec              struct {
+		ClusterQueue string `json:"clusterQueue"`
+	} `json:"spec"`
+}
+
+// clusterQueue is what is read of a ClusterQueue.
+type clusterQueue struct {
+	metav1.ObjectMeta `json:"metadata"`
+	Spec              struct {
+		ResourceGroups []struct {
+			Flavors []struct {
+				Resources []struct {
+					Name         string            `json:"name"`
+					NominalQuota resource.Quantity `json:"nominalQuota"`
+				} `json:"resources"`
+			} `json:"flavors"`
+		} `json:"resourceGroups"`
+	} `json:"spec"`
+	Status struct {
+		FlavorsReservation []struct {
+			Resources []struct {
+				Name  string            `json:"name"`
+				Total resource.Quantity `json:"total"`
+			} `json:"resources"`
+		} `json:"flavorsReservation"`
+	} `json:"status"`
+}
+
+// kueue is what the user may read of Kueue's objects; nil where Kueue is not there, or where the rights are missing.
+type kueue struct {
+	workloads []workload
+	locals    map[string]string // ClusterQueue by namespace and name
+	quotas    map[string]map[string]*quota
+	notes     []string
+}
+
+// readKueue reads Kueue's objects. What cannot be read is left out, and a note says so.
+func readKueue(ctx context.Context, client kube.Interface, namespace string) (k kueue) {
+	served, err := drift.GroupsOf(client)(ctx, kueueGroup)
+	at := slices.IndexFunc(kueueVersions, func(v string) bool { return slices.Contains(served, v) })
+	switch {
+	case err != nil:
+		k.notes = append(k.notes, "Kueue's queues are left out: "+err.Error())
+		return k
+	case len(served) == 0:
+		return k
+	case at < 0:
+		k.notes = append(k.notes, fmt.Sprintf("Kueue's queues are left out: the cluster serves %s in %s alone", kueueGroup, sanitize.Listed(served)))
+		return k
+	}
+	r := kueueReader{client, "/apis/" + kueueGroup + "/" + kueueVersions[at]}
+	if k.workloads, err = readAll[workload](ctx, r, namespace, "workloads"); err != nil {
+		k.notes = append(k.notes, "Kueue's queues are left out: "+err.Error())
+		return k
+	}
+	locals, err := readAll[localQueue](ctx, r, namespace, "localqueues")
+	var queues []clusterQueue
+	if err == nil {
+		queues, err = readAll[clusterQueue](ctx, r, "", "clusterqueues")
+	}
+	if err != nil {
+		k.notes = append(k.notes, "quotas of Kueue are left out: "+err.Error())
+		return k
+	}
+	k.locals, k.quotas = map[string]string{}, map[string]map[string]*quota{}
+	for i := range locals {
+		k.locals[locals[i].Namespace+"/"+locals[i].Name] = locals[i].Spec.ClusterQueue
+	}
+	for i := range queues {
+		k.quotas[queues[i].Name] = queues[i].quotas()
+	}
+	return k
+}
+
+// quotas are those of the queue by resource, over all flavors.
+func (q *clusterQueue) quotas() map[string]*quota {
+	out := map[string]*quota{}
+	for _, group := range q.Spec.ResourceGroups {
+		for _, flavor := range group.Flavors {
+			for _, r := range flavor.Resources {
+				if out[r.Name] == nil {
+					out[r.Name] = &quota{ClusterQueue: sanitize.Cut(q.Name, longestPod)}
+				}
+				out[r.Name].Nominal += amount(&r.NominalQuota)
+			}
+		}
+	}
+	for _, flavor := range q.Status.FlavorsReservation {
+		for _, r := range flavor.Resources {
+			if of := out[r.Name]; of != nil {
+				of.Reserved += amount(&r.Total)
+			}
+		}
+	}
+	for _, of := range out {
+		of.Full = of.Reserved >= of.Nominal
+	}
+	return out
+}
+
+// amount is at most a million, whatever an object says.
+func amount(q *resource.Quantity) int { return int(min(max(q.Value(), 0), mostDevices)) }
+
+// kueueReader reads objects of a version of Kueue's group.
+type kueueReader struct {
+	client kube.Interface
+	path   string
+}
+
+// readAll reads all objects of a kind, of a namespace or of all. It returns none, and not nil, where there are none.
+func readAll[T any](ctx context.Context, r kueueReader, namespace, plural string) ([]T, error) {
+	path := r.path + "/" + plural
+	if namespace != "" {
+		path = r.path + "/namespaces/" + namespace + "/" + plural
+	}
+	all, token := []T{}, ""
+	for {
+		text, err := r.client.RawCore().Get().AbsPath(path).Param("limit", fmt.Sprint(queuesAtATime)).Param("continue", token).
+			SetHeader("Accept", runtime.ContentTypeJSON).DoRaw(ctx)
+		switch {
+		case apierrors.IsForbidden(err):
+			return nil, fmt.Errorf("listing %s needs rights that you lack", plural)
+		case err != nil:
+			return nil, fmt.Errorf("listing %s: %w", plural, err)
+		}
+		var page struct {
+			metav1.ListMeta `json:"metadata"`
+			Items           []T `json:"items"`
+		}
+		if err := json.Unmarshal(text, &page); err != nil {
+			return nil, fmt.Errorf("reading %s: %w", plural, err)
+		}
+		if all = append(all, page.Items...); len(all) > mostQueued {
+			return nil, fmt.Errorf("there are more than %d %s", mostQueued, plural)
+		}
+		if token = page.Continue; token == "" {
+			return all, nil
+		}
+	}
+}
+
+// columns are those of the table.
+func (k *kueue) columns() []column[waiting] {
+	out := waitingColumns
+	if k.workloads != nil {
+		out = slices.Concat(out, queueColumns)
+	}
+	if k.quotas != nil {
+		out = append(slices.Clip(out), quotaColumn)
+	}
+	return out
+}
+
+// queueOf is the LocalQueue that the pod names; empty if its workloads are not known.
+func (k *kueue) queueOf(p *corev1.Pod) string {
+	if k.workloads == nil {
+		return ""
+	}
+	return cmp.Or(p.Labels[labelLocalQueue], p.Labels[labelQueue])
+}
+
+// count adds the workloads, and the pods that pending ones have yet to get.
+func (k *kueue) count(all waits) {
+	for i := range k.workloads {
+		if w := &k.workloads[i]; !w.ended() && !w.is("Admitted") {
+			w.wait(all)
+		}
+	}
+	for i := range k.workloads {
+		w := &k.workloads[i]
+		if w.ended() || !w.is("Admitted") {
+			continue
+		}
+		for what := range w.wants() {
+			if one := all[what]; one != nil && one.Queue != nil {
+				one.Queue.Admitted++
+			}
+		}
+	}
+	for what, one := range all {
+		if one.Queue != nil {
+			one.Queue.Quota = k.quotas[k.locals[what.namespace+"/"+what.queue]][what.resource]
+		}
+	}
+}
+
+// wait adds a pending workload.
+func (w *workload) wait(all waits) {
+	for what, sets := range w.wants() {
+		for _, set := range sets {
+			all.add(what, set.pods, set.devices, w.CreationTimestamp.Time)
+		}
+		if q := all[what].Queue; q != nil {
+			q.Pending++
+		}
+	}
+}
+
+// ended reports whether the workload takes no quota any more, or wants none.
+func (w *workload) ended() bool {
+	return w.is("Finished") || w.Spec.Active != nil && !*w.Spec.Active
+}
+
+func (w *workload) is(condition string) bool {
+	return meta.IsStatusConditionTrue(w.Status.Conditions, condition)
+}
+
+// podSet are pods that each ask for so many devices.
+type podSet struct{ pods, devices int }
+
+// wants are the GPUs and parts of them that the workload asks for, by the pods that are made once Kueue admits it.
+func (w *workload) wants() map[waitFor][]podSet {
+	out := map[waitFor][]podSet{}
+	for _, set := range w.Spec.PodSets {
+		for _, r := range judge.Asked(&corev1.Pod{Spec: set.Template.Spec}) {
+			what := waitFor{resourceOf(r), w.Namespace, w.Spec.QueueName}
+			if what.resource != "" {
+				out[what] = append(out[what], podSet{w.toMake(set.Count), devicesOf(r)})
+			}
+		}
+	}
+	return out
+}
+
+// toMake is how many pods of a set are made once Kueue admits the workload. Those of a workload of pods are there, behind a gate.
+func (w *workload) toMake(count int) int {
+	if slices.ContainsFunc(w.OwnerReferences, func(o metav1.OwnerReference) bool { return o.Kind == "Pod" && strings.HasPrefix(o.APIVersion, "v1") }) {
+		return 0
+	}
+	return min(max(count, 0), mostDevices)
+}
