@@ -82,9 +82,9 @@ const (
 	//
 	// Labels: gpu
 	MetricGPUFragmentation = "gpuslice_gpu_fragmentation"
-	// MetricGPUShare is the part of a GPU that pods have (`used`), that pods could have without another leaving (`idle`), and that no instance can have
-	// beside what pods have (`lost`); the three are 1 together. While a change cuts a GPU, what pods do not have any more is `idle`. Of a GPU that has
-	// fallen off the bus it is `lost`. It is left out like `gpuslice_possible_devices`.
+	// MetricGPUShare is the division of a GPU into parts that are 1 together: `used` is what pods have, `idle` is what the largest instance that fits beside
+	// that could have, and `lost` is the rest. `gpuslice_gpu_fragmentation` says how much of the free slices is lost; slices that no instance can have are,
+	// too. A GPU that no pod has is idle, also while it is cut, and one that has fallen off the bus is lost. It is left out like `gpuslice_possible_devices`.
 	//
 	// Labels: gpu, model, state
 	MetricGPUShare = "gpuslice_gpu_share"
