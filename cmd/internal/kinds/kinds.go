@@ -22,6 +22,7 @@ const (
 	ResourceVersion        = "resource.k8s.io/v1"
 	KueueConfigVersion     = "config.kueue.x-k8s.io/v1beta2"
 	KueueOperatorVersion   = "kueue.openshift.io/v1"
+	MonitoringVersion      = "monitoring.coreos.com/v1"
 )
 
 // Needs has what a cluster needs to serve a version, where not each Kubernetes does.
@@ -48,6 +49,8 @@ const (
 
 	KindDeviceClass           = "DeviceClass"
 	KindResourceClaimTemplate = "ResourceClaimTemplate"
+
+	KindPrometheusRule = "PrometheusRule"
 )
 
 // Kueue's own limits.
@@ -200,3 +203,28 @@ type (
 	resourceQuota = corev1.ResourceQuota
 	priorityClass = schedulingv1.PriorityClass
 )
+
+// PrometheusRule has rules for a Prometheus, which the Prometheus operator hands on.
+type PrometheusRule struct {
+	metav1.TypeMeta   `json:",inline"`
+	metav1.ObjectMeta `json:"metadata,omitempty"`
+	Spec              RuleGroups `json:"spec"`
+}
+
+// RuleGroups are the groups of a PrometheusRule.
+type RuleGroups struct {
+	Groups []RuleGroup `json:"groups"`
+}
+
+// RuleGroup has rules that are evaluated one after the other.
+type RuleGroup struct {
+	Name  string `json:"name"`
+	Rules []Rule `json:"rules"`
+}
+
+// Rule records a series by an expression.
+type Rule struct {
+	Record string            `json:"record"`
+	Expr   string            `json:"expr"`
+	Labels map[string]string `json:"labels,omitempty"`
+}

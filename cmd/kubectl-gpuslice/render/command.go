@@ -40,8 +40,8 @@ type rendering struct {
 func Command(o *cluster.Options) *cobra.Command {
 	var r rendering
 	c := &cobra.Command{
-		Use:   "render kueue|flavors|kueue-config|dra|hardwareprofiles|quota -f FILE (--pool PROFILE=NODESxGPUS:MODEL... | --nodes SELECTOR)",
-		Short: "Write the queues, quotas and hardware profiles that go with profiles and pools; changes nothing",
+		Use:   "render (kueue|flavors|kueue-config|dra|hardwareprofiles|quota -f FILE (--pool PROFILE=NODESxGPUS:MODEL... | --nodes SELECTOR)) | prices -f FILE",
+		Short: "Write the queues, quotas and hardware profiles that go with profiles and pools, or prices of GPUs; changes nothing",
 		Long: "Write, as YAML, queues, quotas and hardware profiles for the devices that profiles make of GPUs. A quota is what a node of the profile\n" +
 			"advertises, times the nodes of its pool. Give the nodes by --pool, or have --nodes read them from the cluster: there each counts by its labels.\n" +
 			"Only plan, on a node, knows whether GPUs have room for a profile's instances.",
@@ -53,10 +53,10 @@ func Command(o *cluster.Options) *cobra.Command {
 		// Without this the help would go where a pipe reads manifests, with exit code 0.
 		RunE: func(_ *cobra.Command, args []string) error {
 			if len(args) > 0 {
-				return fmt.Errorf("render does not write %s: say kueue, flavors, kueue-config, dra, hardwareprofiles or quota",
+				return fmt.Errorf("render does not write %s: say kueue, flavors, kueue-config, dra, hardwareprofiles, quota or prices",
 					sanitize.Cut(strconv.Quote(args[0]), manifest.LongestName))
 			}
-			return errors.New("say what to render: kueue, flavors, kueue-config, dra, hardwareprofiles or quota")
+			return errors.New("say what to render: kueue, flavors, kueue-config, dra, hardwareprofiles, quota or prices")
 		},
 	}
 	flags := c.PersistentFlags()
@@ -69,7 +69,7 @@ func Command(o *cluster.Options) *cobra.Command {
 	flags.BoolVar(&r.dra, "dra", false,
 		"the nodes have NVIDIA's DRA driver in place of its device plugin: each MIG device counts by its profile, whatever strategy a profile names")
 	cluster.CompleteFlag(c, "mig-strategy", string(config.MIGStrategySingle), string(config.MIGStrategyMixed))
-	c.AddCommand(renderKueue(o, &r), renderFlavors(o, &r), renderKueueConfig(o, &r), renderDRA(o, &r), renderHardwareProfiles(o, &r), renderQuota(o, &r))
+	c.AddCommand(renderKueue(o, &r), renderFlavors(o, &r), renderKueueConfig(o, &r), renderDRA(o, &r), renderHardwareProfiles(o, &r), renderQuota(o, &r), renderPrices(&r))
 	return c
 }
 

@@ -88,7 +88,7 @@ func TestValidateIsNotNeededToSeeWhatRenderMisses(t *testing.T) {
 		"kueue -f " + pools + both + " --pool research=1x8:NVIDIA-A100@g6/4":                          `pool research: "g6/4" is no instance type: `,
 		"kueue -f " + pools + both + " --priority research":                                           `priority "research": write PROFILE=VALUE`,
 		"kueue -f " + pools + both + " --cluster-queue " + strings.Repeat("x", 250):                   `flag --cluster-queue is "xxx`,
-		"":                                   "say what to render: kueue, flavors, kueue-config, dra, hardwareprofiles or quota",
+		"":                                   "say what to render: kueue, flavors, kueue-config, dra, hardwareprofiles, quota or prices",
 		"hardwareprofile -f " + pools:        `render does not write "hardwareprofile": say kueue`,
 		"kueue -f " + pools + " --nodes a=(": `flag --nodes is "a=(": `,
 		"kueue -f " + pools + " --pool research=1x8 --mig-strategy none": `flag --mig-strategy is "none": write single or mixed`,

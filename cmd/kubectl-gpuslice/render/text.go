@@ -42,7 +42,7 @@ func Text(given []Given, objects []any) ([]byte, error) {
 		if i > 0 {
 			b.WriteString("---\n")
 		}
-		text, err := document(object)
+		text, err := documentOf(object)
 		if err != nil {
 			return nil, fmt.Errorf("writing YAML: %w", err)
 		}
@@ -59,8 +59,8 @@ func versionOf(object any) string {
 	return typed.GetObjectKind().GroupVersionKind().GroupVersion().String()
 }
 
-// document leaves out what only a cluster fills in.
-func document(object any) ([]byte, error) {
+// documentOf leaves out what only a cluster fills in.
+func documentOf(object any) ([]byte, error) {
 	text, err := json.Marshal(object)
 	if err != nil {
 		return nil, err

@@ -1,0 +1,254 @@
+package render
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	forms "k8s.io/apimachinery/pkg/util/validation"
+
+	"github.com/gpuslice/gpuslice/cmd/internal/kinds"
+	"github.com/gpuslice/gpuslice/cmd/internal/manifest"
+	"github.com/gpuslice/gpuslice/config/check"
+	"github.com/gpuslice/gpuslice/config/document"
+	"github.com/gpuslice/gpuslice/config/sanitize"
+)
+
+// Prices are what an hour of a GPU costs, as a user's file has it.
+type Prices struct {
+	Currency currency `json:"currency"`
+	// Default is the price of the models that are not listed; without it these have none.
+	Default *price   `json:"default"`
+	Models  []Priced `json:"models" list:"must be a list of \"model\" and \"perHour\""`
+}
+
+// Priced is the price of one model.
+type Priced struct {
+	Model   model `json:"model" missing:"is missing: write the model as NVIDIA's driver does, like NVIDIA H100 80GB HBM3"`
+	PerHour price `json:"perHour" missing:"is missing: write the price of one GPU for an hour, like 2.49"`
+}
+
+// price is a decimal number as the file has it, so that no digit is lost.
+type price string
+
+var priceForm = regexp.MustCompile(`^[0-9]{1,6}(\.[0-9]{1,6})?$`)
+
+// ReadText implements what check reads a text by.
+func (p *price) ReadText(text string) error {
+	if !priceForm.MatchString(text) {
+		return errors.New("must be a price, a number from 0 to 999999 with at most six decimals, like 2.49")
+	}
+	*p = price(text)
+	return nil
+}
+
+// currency is written beside each price; empty for none.
+type currency string
+
+var currencyForm = regexp.MustCompile(`^[A-Z]{3}$`)
+
+// ReadText implements what check reads a text by.
+func (c *currency) ReadText(text string) error {
+	if !currencyForm.MatchString(text) {
+		return errors.New("must be a currency of three capital letters, like USD")
+	}
+	*c = currency(text)
+	return nil
+}
+
+// model is a GPU's model by the driver.
+type model string
+
+// modelForm is the form of the driver's names: "NVIDIA A100-SXM4-80GB", "NVIDIA RTX PRO 6000 Blackwell Server Edition".
+var modelForm = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9 ./()+_-]{0,126}[A-Za-z0-9)]$`)
+
+// ReadText implements what check reads a text by.
+func (m *model) ReadText(text string) error {
+	if !modelForm.MatchString(text) {
+		return errors.New("must be a model as NVIDIA's driver writes it, of at most 128 letters, digits, spaces and ./()+_-, like NVIDIA H100 80GB HBM3")
+	}
+	*m = model(text)
+	return nil
+}
+
+// mostPrices bounds the models of a file. NVIDIA has some hundred for data centers.
+const mostPrices = 500
+
+// Check refuses two prices of one model, too many, and none at all.
+func (p *Prices) Check(c *check.Mistakes, _ string, _ check.Written) {
+	there := map[model]bool{}
+	for i, m := range p.Models {
+		if m.Model != "" && there[m.Model] {
+			c.Refuse(fmt.Sprintf("models[%d].model", i), string(m.Model), "is there twice")
+		}
+		there[m.Model] = true
+	}
+	switch {
+	case len(p.Models) > mostPrices:
+		c.Add(&check.InvalidError{Field: "models", Want: fmt.Sprintf("may be at most %d", mostPrices)})
+	case len(p.Models) == 0 && p.Default == nil && len(*c) == 0:
+		c.Add(&check.InvalidError{Field: "models", Want: "must have the price of a model, unless \"default\" has one for all"})
+	}
+}
+
+// ReadPrices reads the file of prices. The error names each mistake with its line.
+func ReadPrices(file string, stdin io.Reader) (Prices, error) {
+	text, err := manifest.ReadFile(file, stdin)
+	if err != nil {
+		return Prices{}, fmt.Errorf("reading prices: %w", err)
+	}
+	var pieces []manifest.Piece
+	r := manifest.Reader{Found: func(p manifest.Piece) { pieces = append(pieces, p) }}
+	r.Read(sanitize.Text(file), text)
+	if len(pieces) != 1 {
+		return Prices{}, fmt.Errorf("%s: write the prices as one document with \"currency\", \"default\" and \"models\"; it has %d", sanitize.Text(file), len(pieces))
+	}
+	p := pieces[0]
+	if p.Err != nil {
+		return Prices{}, fmt.Errorf("%s: %w", p.At, p.Err)
+	}
+	out, err := parsePrices(p.Text)
+	if err != nil {
+		return Prices{}, fmt.Errorf("%s: %w", p.At, manifest.AddPlaces(p, err))
+	}
+	return out, nil
+}
+
+func parsePrices(text []byte) (out Prices, err error) {
+	doc, err := document.JSON(text)
+	if err != nil {
+		return Prices{}, fmt.Errorf("reading YAML: %w", err)
+	}
+	var c check.Mistakes
+	c.Read("file", doc, &out)
+	return out, errors.Join(c...)
+}
+
+func renderPrices(r *rendering) *cobra.Command {
+	var namespace, name string
+	var labels []string
+	var openCost bool
+	c := &cobra.Command{
+		Use: "prices", Short: "Write a PrometheusRule of what an hour of each model of GPU costs", Args: cobra.NoArgs,
+		Long: "Write, as YAML, a PrometheusRule of what an hour of each model of GPU costs. By it and the agents' metrics, the rules of\n" +
+			"deploy/components/prometheus record what pods, namespaces and slices cost, and what is idle or lost.",
+		Example: "kubectl gpuslice render prices -f prices.yaml | kubectl apply -f -",
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			on, err := readLabels(labels)
+			if err := errors.Join(checkName("to", namespace, namespaceForm), checkName("name", name, objectForm), err); err != nil {
+				return err
+			}
+			if len(r.files) != 1 || len(r.pools) > 0 || r.nodes != "" {
+				return errors.New("name the one file of prices with -f; prices go by no pools or nodes")
+			}
+			prices, err := ReadPrices(r.files[0], cmd.InOrStdin())
+			if err != nil {
+				return err
+			}
+			on["app.kubernetes.io/name"] = "gpuslice"
+			text, err := Text(nil, []any{prices.rules(metav1.ObjectMeta{Namespace: namespace, Name: name, Labels: on}, openCost)})
+			if err != nil {
+				return err
+			}
+			_, err = cmd.OutOrStdout().Write(text)
+			return err
+		},
+	}
+	c.Flags().StringVar(&namespace, "to", "gpuslice", "namespace of the PrometheusRule")
+	c.Flags().StringVar(&name, "name", "gpuslice-prices", "name of the PrometheusRule")
+	c.Flags().StringArrayVar(&labels, "label", nil, "label of the PrometheusRule, KEY=VALUE, as your Prometheus selects rules by; several by several flags")
+	c.Flags().BoolVar(&openCost, "opencost", false, "record the metrics too that OpenCost reads what GPUs cost and pods have from")
+	return c
+}
+
+func readLabels(texts []string) (map[string]string, error) {
+	out := map[string]string{}
+	for _, text := range texts {
+		key, value, is := strings.Cut(text, "=")
+		if !is || len(forms.IsQualifiedName(key)) > 0 || len(forms.IsValidLabelValue(value)) > 0 {
+			return out, fmt.Errorf("flag --label is %s: write KEY=VALUE, as release=prometheus", sanitize.Cut(strconv.Quote(text), manifest.LongestName))
+		}
+		out[key] = value
+	}
+	return out, nil
+}
+
+// MetricPrice is what an hour of a GPU costs, by its model.
+const MetricPrice = "gpuslice:gpu_price:per_hour"
+
+func (p Prices) rules(meta metav1.ObjectMeta, openCost bool) *kinds.PrometheusRule {
+	labels := map[string]string{}
+	if p.Currency != "" {
+		labels["currency"] = string(p.Currency)
+	}
+	var rules []kinds.Rule
+	listed := []string{}
+	for _, m := range p.Models {
+		of := maps.Clone(labels)
+		of["model"] = string(m.Model)
+		rules = append(rules, kinds.Rule{Record: MetricPrice, Expr: fmt.Sprintf("vector(%s)", m.PerHour), Labels: of})
+		listed = append(listed, fmt.Sprintf("model!=%q", m.Model))
+	}
+	if p.Default != nil {
+		slices.Sort(listed)
+		rules = append(rules, kinds.Rule{
+			Record: MetricPrice, Labels: labels, Expr: fmt.Sprintf("%s + 0 * count by (model) (gpuslice_gpu_share{%s})", *p.Default, strings.Join(listed, ",")),
+		})
+	}
+	out := &kinds.PrometheusRule{
+		TypeMeta: metav1.TypeMeta{APIVersion: kinds.MonitoringVersion, Kind: kinds.KindPrometheusRule}, ObjectMeta: meta,
+		Spec: kinds.RuleGroups{Groups: []kinds.RuleGroup{{Name: "gpuslice-prices", Rules: rules}}},
+	}
+	if openCost {
+		out.Spec.Groups = append(out.Spec.Groups, openCostRules)
+	}
+	return out
+}
+
+// podShares are the shares of pods with the labels namespace and pod, which Prometheus has renamed unless it honors an agent's labels.
+const podShares = `label_replace(label_replace(gpuslice_pod_gpu_share, "namespace", "$1", "exported_namespace", "(.+)"), "pod", "$1", "exported_pod", "(.+)")`
+
+// nodeLabels gives a record by node the other labels that OpenCost's own metrics of nodes have.
+const nodeLabels = `
+* on (node) group_left (uid, instance, instance_type, region, provider_id, arch)
+max by (node, uid, instance, instance_type, region, provider_id, arch) (0 * node_cpu_hourly_cost + 1)`
+
+// openCostRules record OpenCost's metrics of GPUs, with its labels, in place of its own. OpenCost itself counts requests of
+// nvidia.com/gpu, and no MIG devices. The parts of a pod are divided among the containers that request devices, as far as kube-state-metrics knows of
+// requests, and else among all of its containers.
+var openCostRules = kinds.RuleGroup{Name: "gpuslice-opencost", Rules: []kinds.Rule{
+	{
+		Record: "node_gpu_hourly_cost",
+		Expr: "avg by (node) (sum by (node, gpu, model) (gpuslice_gpu_share) * on (model) group_left () " + MetricPrice + ")" +
+			nodeLabels,
+	},
+	{Record: "node_gpu_count", Expr: "count by (node) (sum by (node, gpu) (gpuslice_gpu_share))" + nodeLabels},
+	{
+		Record: "gpuslice:container_gpu_request:ratio",
+		Expr: `sum by (namespace, pod, container) (kube_pod_container_resource_requests{resource=~"nvidia_com_(gpu|mig_).*"})
+/ on (namespace, pod) group_left ()
+sum by (namespace, pod) (kube_pod_container_resource_requests{resource=~"nvidia_com_(gpu|mig_).*"})`,
+	},
+	{
+		Record: "gpuslice:container_gpu_request:ratio",
+		Expr: `(
+  max by (namespace, pod, container) (0 * container_cpu_allocation{container!="",container!="POD"} + 1)
+  / on (namespace, pod) group_left ()
+  count by (namespace, pod) (max by (namespace, pod, container) (container_cpu_allocation{container!="",container!="POD"}))
+)
+unless on (namespace, pod) kube_pod_container_resource_requests{resource=~"nvidia_com_(gpu|mig_).*"}`,
+	},
+	{
+		Record: "container_gpu_allocation",
+		Expr: `max by (namespace, pod, container, node, instance, uid) (0 * container_cpu_allocation{container!="",container!="POD"} + 1)
+* on (namespace, pod, container) group_left () gpuslice:container_gpu_request:ratio
+* on (namespace, pod) group_left () sum by (namespace, pod) (` + podShares + ")",
+	},
+}}
