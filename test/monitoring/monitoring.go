@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -52,7 +53,22 @@ type Rules struct {
 	} `json:"groups"`
 }
 
-// Rules reads the alerts.
+// Records are the metrics that the rules record, and their labels. Prices are among them, which a user renders.
+func (r Rules) Records() map[string][]string {
+	out := map[string][]string{"gpuslice:gpu_price:per_hour": {"model", "currency"}}
+	for _, group := range r.Groups {
+		for _, rule := range group.Rules {
+			if by := groupedBy.FindStringSubmatch(rule.Expr); rule.Record != "" && by != nil {
+				out[rule.Record] = strings.Split(by[1], ", ")
+			}
+		}
+	}
+	return out
+}
+
+var groupedBy = regexp.MustCompile(`^sum by \(([\w, ]+)\)`)
+
+// Rules reads the alerts, and what is recorded.
 func (c Component) Rules() (Rules, error) {
 	var object struct{ Spec Rules }
 	err := c.Object("prometheusrule.yaml", &object)
@@ -218,9 +234,20 @@ type Sample struct {
 	Value  int    `json:"value"`
 }
 
-// Evaluate has Prometheus evaluate expressions over the series. It needs an empty folder. The error names each expression that gives something else.
-func Evaluate(ctx context.Context, dir string, input []Series, checks []Check) error {
-	file, err := yaml.Marshal(map[string]any{"tests": []any{map[string]any{"interval": "1m", "input_series": input, "promql_expr_test": checks}}})
+// Evaluate has Prometheus evaluate the rules, and expressions, over the series. It needs an empty folder. The error names each expression that gives something
+// else.
+func Evaluate(ctx context.Context, dir string, rules Rules, input []Series, checks []Check) error {
+	text, err := yaml.Marshal(rules)
+	if err == nil {
+		err = os.WriteFile(filepath.Join(dir, "rules.yaml"), text, 0o600)
+	}
+	if err != nil {
+		return fmt.Errorf("writing rules for promtool: %w", err)
+	}
+	file, err := yaml.Marshal(map[string]any{
+		"rule_files": []string{"rules.yaml"},
+		"tests":      []any{map[string]any{"interval": "1m", "input_series": input, "promql_expr_test": checks}},
+	})
 	if err != nil {
 		return fmt.Errorf("writing a test for promtool: %w", err)
 	}

@@ -128,6 +128,9 @@ func (s scrapes) judged(t *testing.T) {
 	t.Helper()
 	input := monitoring.PendingPod()
 	reported := s.series(t)
+	for _, model := range models(reported) {
+		input = append(input, monitoring.Series{Series: fmt.Sprintf("gpuslice:gpu_price:per_hour{currency=\"USD\",model=%q}", model), Values: fmt.Sprintf("2x%d", len(s))})
+	}
 	for _, name := range slices.Sorted(maps.Keys(reported)) {
 		input = append(input, monitoring.Series{Series: name, Values: strings.Join(reported[name], " ")})
 	}
@@ -157,9 +160,25 @@ func (s scrapes) judged(t *testing.T) {
 	for _, selector := range alerted(t, component) {
 		found(selector)
 	}
-	if err := monitoring.Evaluate(t.Context(), t.TempDir(), input, checks); err != nil {
+	rules, err := component.Rules()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := monitoring.Evaluate(t.Context(), t.TempDir(), rules, input, checks); err != nil {
 		t.Error(err)
 	}
+}
+
+// models are those of the GPUs that are reported.
+func models(reported map[string][]string) (out []string) {
+	of := regexp.MustCompile(`^gpuslice_gpu_share.*model="([^"]+)"`)
+	for name := range reported {
+		if found := of.FindStringSubmatch(name); found != nil {
+			out = append(out, found[1])
+		}
+	}
+	slices.Sort(out)
+	return slices.Compact(out)
 }
 
 // alerted are the series that the alerts ask for, with each of the labels that they ask for.

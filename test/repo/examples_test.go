@@ -1,6 +1,7 @@
 package repo_test
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"maps"
@@ -17,6 +18,7 @@ import (
 	resourcev1 "k8s.io/api/resource/v1"
 	sigsyaml "sigs.k8s.io/yaml"
 
+	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/render"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/config/catalog"
 	"github.com/gpuslice/gpuslice/config/deviceplugin"
@@ -230,8 +232,9 @@ func TestTheFilesThatThePagesShowAreRead(t *testing.T) {
 		for _, found := range block.FindAllSubmatch([]byte(read(t, page)), -1) {
 			var err error
 			var file struct {
-				Kind string
-				Data map[string]string
+				Kind   string
+				Data   map[string]string
+				Models []any
 			}
 			if err := sigsyaml.Unmarshal(found[1], &file); err != nil {
 				t.Errorf("%s: %v\n%s", page, err, found[1])
@@ -249,8 +252,8 @@ func TestTheFilesThatThePagesShowAreRead(t *testing.T) {
 				for name, inside := range file.Data {
 					err = errors.Join(err, readByName(name, []byte(inside)))
 				}
-			default: // a part of the settings
-				_, err = config.Parse(append([]byte("apiVersion: "+config.SettingsAPIVersion+"\nkind: "+config.SettingsKind+"\n"), found[1]...))
+			default:
+				err = readBare(found[1], file.Models != nil)
 			}
 			if examples++; err != nil {
 				t.Errorf("%s: %v\n%s", page, err, found[1])
@@ -260,6 +263,16 @@ func TestTheFilesThatThePagesShowAreRead(t *testing.T) {
 	if examples < 4 {
 		t.Errorf("the pages show %d files", examples)
 	}
+}
+
+// readBare reads a file of prices, or a part of the settings.
+func readBare(text []byte, prices bool) (err error) {
+	if prices {
+		_, err = render.ReadPrices("-", bytes.NewReader(text))
+		return err
+	}
+	_, err = config.Parse(append([]byte("apiVersion: "+config.SettingsAPIVersion+"\nkind: "+config.SettingsKind+"\n"), text...))
+	return err
 }
 
 // readByName reads a file that the agent finds in a ConfigMap under this name.

@@ -1,0 +1,183 @@
+package shipped_test
+
+import (
+	"fmt"
+	"maps"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+
+	sigsyaml "sigs.k8s.io/yaml"
+
+	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/cluster"
+	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/render"
+	"github.com/gpuslice/gpuslice/test/agenttest"
+	"github.com/gpuslice/gpuslice/test/monitoring"
+)
+
+const prices = `currency: USD
+default: 1.10
+models:
+  - model: NVIDIA H100 80GB HBM3
+    perHour: 2.49
+`
+
+// priced are the rules that are shipped, with those that are rendered of a file of prices.
+func priced(t *testing.T, args ...string) monitoring.Rules {
+	t.Helper()
+	text := agenttest.Said(t, []cluster.Command{render.Command}, prices, append([]string{"render", "prices", "-f", "-"}, args...)...)
+	var rendered struct{ Spec monitoring.Rules }
+	if err := sigsyaml.Unmarshal([]byte(text), &rendered); err != nil || len(rendered.Spec.Groups) == 0 {
+		t.Fatalf("%v:\n%s", err, text)
+	}
+	out := shippedRules(t)
+	out.Groups = slices.Concat(rendered.Spec.Groups, out.Groups)
+	return out
+}
+
+// day has the series of a day with a sample for each minute from 0 to 1440.
+type day struct {
+	values map[string][]string
+}
+
+// set gives a series a value from a minute on, until another is set or it ends. Prometheus marks the first scrape without a series.
+func (d day) set(series string, from, to int, value float64) {
+	if d.values[series] == nil {
+		d.values[series] = slices.Repeat([]string{"_"}, 1441)
+	}
+	for minute := from; minute < to; minute++ {
+		d.values[series][minute] = fmt.Sprint(value)
+	}
+	if to <= 1440 && d.values[series][to] == "_" {
+		d.values[series][to] = "stale"
+	}
+}
+
+func (d day) series() (out []monitoring.Series) {
+	for _, name := range slices.Sorted(maps.Keys(d.values)) {
+		out = append(out, monitoring.Series{Series: name, Values: strings.Join(d.values[name], " ")})
+	}
+	return out
+}
+
+// twentyCuts is a day in which the two GPUs of a node are cut again each 72 minutes, an H100 and one without a price of its own. It returns what each namespace
+// costs, and what all does.
+func twentyCuts(pod, namespace string) (d day, costs map[string]float64) {
+	d, costs = day{map[string][]string{}}, map[string]float64{}
+	random := rand.New(rand.NewPCG(20, 2))
+	const target = `job="gpuslice/gpuslice-agent", node="n", pod="agent", namespace="gpuslice"`
+	prices := map[string]float64{"NVIDIA H100 80GB HBM3": 2.49, "NVIDIA H200": 1.10}
+	for _, model := range slices.Sorted(maps.Keys(prices)) {
+		price := prices[model]
+		for cut := range 20 {
+			from, to := 72*cut+1, 72*cut+73
+			if cut == 0 {
+				from = 0 // the price of a model that is not listed begins an evaluation after its first GPU
+			}
+			used, lost := 0, 0
+			for n := range 1 + random.IntN(3) {
+				size := 1 + random.IntN(2)
+				used += size
+				team := fmt.Sprintf("team-%d", random.IntN(3))
+				labels := map[string]string{"job": "gpuslice/gpuslice-agent", "node": "n", "pod": "agent", "namespace": "gpuslice"}
+				maps.Copy(labels, map[string]string{
+					pod: fmt.Sprintf("pod-%d-%d", cut, n), namespace: team, "model": model, "gpu": model, "device": fmt.Sprint("MIG-", n),
+					"resource": fmt.Sprintf("nvidia.com/mig-%dg.%d0gb", size, size),
+				})
+				var text []string
+				for _, name := range slices.Sorted(maps.Keys(labels)) {
+					text = append(text, fmt.Sprintf("%s=%q", name, labels[name]))
+				}
+				d.set("gpuslice_pod_gpu_share{"+strings.Join(text, ",")+"}", from, to, float64(size)/8)
+				costs[team] += price * 1.2 * float64(size) / 8
+			}
+			lost = random.IntN(9 - used)
+			for state, share := range map[string]int{"used": used, "lost": lost, "idle": 8 - used - lost} {
+				d.set(fmt.Sprintf("gpuslice_gpu_share{%s, gpu=%q, model=%q, state=%q}", target, model, model, state), from, to, float64(share)/8)
+				costs[state] += price * 1.2 * float64(share) / 8
+			}
+		}
+	}
+	return d, costs
+}
+
+// To the hundredth of a cent, whether Prometheus renames the agents' labels or not.
+func TestADayOfTwentyCutsCostsWhatItsGPUsDo(t *testing.T) {
+	atFullLength(t, "promtool")
+	for name, labels := range map[string][2]string{"labels are renamed": {"exported_pod", "exported_namespace"}, "labels are honored": {"pod", "namespace"}} {
+		t.Run(name, func(t *testing.T) {
+			d, costs := twentyCuts(labels[0], labels[1])
+			exactly := func(expression string, want float64, by string) monitoring.Check {
+				return monitoring.Check{Expr: fmt.Sprintf("round(10000 * (%s))", expression), At: "1440m", Expected: []monitoring.Sample{{Labels: by, Value: int(math.Round(10000 * want))}}}
+			}
+			all := 24 * (2.49 + 1.10)
+			checks := []monitoring.Check{
+				// promtool has room for ten thousand samples in a query.
+				exactly("sum(sum_over_time(gpuslice:gpu_cost:per_hour[1d:2m])) / 30", all, "{}"),
+				exactly("min_over_time(sum(gpuslice:gpu_cost:per_hour)[1439m:1m])", all/24, "{}"),
+				exactly("max_over_time(sum(gpuslice:gpu_cost:per_hour)[1439m:1m])", all/24, "{}"),
+				exactly(`sum(sum_over_time(gpuslice:pod_gpu_cost:per_hour[1d:2m])) / 30`, costs["used"], "{}"),
+				exactly(`sum(sum_over_time(gpuslice:resource_gpu_cost:per_hour[1d:2m])) / 30`, costs["used"], "{}"),
+			}
+			for who, cost := range costs {
+				expression, label := fmt.Sprintf(`sum by (namespace, currency) (sum_over_time(gpuslice:namespace_gpu_cost:per_hour{namespace=%q}[1d:1m])) / 60`, who), "namespace"
+				if !strings.HasPrefix(who, "team-") {
+					expression, label = fmt.Sprintf(`sum by (state, currency) (sum_over_time(gpuslice:gpu_cost:per_hour{state=%q}[1d:1m])) / 60`, who), "state"
+				}
+				checks = append(checks, exactly(expression, cost, fmt.Sprintf(`{currency="USD", %s=%q}`, label, who)))
+			}
+			if err := monitoring.Evaluate(t.Context(), t.TempDir(), priced(t), d.series(), checks); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// The rules for OpenCost have the labels of its own metrics. A pod's parts go to the containers that request devices, or else to all.
+func TestOpenCostFindsWhatPodsHaveUnderItsOwnNames(t *testing.T) {
+	atFullLength(t, "promtool")
+	const target = `job="gpuslice/gpuslice-agent", node="n", pod="agent", namespace="gpuslice"`
+	const opencost = `instance="n", node="n"`
+	var input []monitoring.Series
+	for series, value := range map[string]string{
+		`gpuslice_gpu_share{` + target + `, gpu="a", model="NVIDIA H100 80GB HBM3", state="used"}`:                                                                                     "0.75",
+		`gpuslice_gpu_share{` + target + `, gpu="a", model="NVIDIA H100 80GB HBM3", state="idle"}`:                                                                                     "0.25",
+		`gpuslice_gpu_share{` + target + `, gpu="a", model="NVIDIA H100 80GB HBM3", state="lost"}`:                                                                                     "0",
+		`gpuslice_pod_gpu_share{` + target + `, exported_namespace="team", exported_pod="one", gpu="a", device="m", resource="nvidia.com/mig-3g.40gb", model="NVIDIA H100 80GB HBM3"}`: "0.5",
+		`gpuslice_pod_gpu_share{` + target + `, exported_namespace="team", exported_pod="by-claim", gpu="a", device="o", resource="gpu", model="NVIDIA H100 80GB HBM3"}`:               "0.25",
+		`kube_pod_container_resource_requests{namespace="team", pod="one", uid="1", container="work", node="n", resource="nvidia_com_mig_3g_40gb", unit="integer"}`:                    "1",
+		`container_cpu_allocation{namespace="team", pod="one", container="work", uid="1", ` + opencost + `}`:                                                                           "2",
+		`container_cpu_allocation{namespace="team", pod="one", container="sidecar", uid="1", ` + opencost + `}`:                                                                        "0.1",
+		`container_cpu_allocation{namespace="team", pod="by-claim", container="x", uid="2", ` + opencost + `}`:                                                                         "0",
+		`container_cpu_allocation{namespace="team", pod="by-claim", container="y", uid="2", ` + opencost + `}`:                                                                         "3",
+		`container_cpu_allocation{namespace="team", pod="no-gpu", container="z", uid="3", ` + opencost + `}`:                                                                           "3",
+		`node_cpu_hourly_cost{uid="u", instance_type="p5", region="here", provider_id="p", arch="amd64", ` + opencost + `}`:                                                            "0.03",
+	} {
+		input = append(input, monitoring.Series{Series: series, Values: value + "x10"})
+	}
+	const ofNode = `, arch="amd64", instance="n", instance_type="p5", node="n", provider_id="p", region="here", uid="u"}`
+	container := func(pod, name, uid string, value int) monitoring.Sample {
+		return monitoring.Sample{Labels: fmt.Sprintf(`{container=%q, instance="n", namespace="team", node="n", pod=%q, uid=%q}`, name, pod, uid), Value: value}
+	}
+	checks := []monitoring.Check{
+		{Expr: "label_replace(round(100 * node_gpu_hourly_cost), \"x\", \"y\", \"\", \"\")", At: "5m", Expected: []monitoring.Sample{{Labels: `{x="y"` + ofNode, Value: 249}}},
+		{Expr: "node_gpu_count", At: "5m", Expected: []monitoring.Sample{{Labels: `{__name__="node_gpu_count"` + ofNode, Value: 1}}},
+		{Expr: "1000 * container_gpu_allocation", At: "5m", Expected: []monitoring.Sample{container("one", "work", "1", 500), container("by-claim", "x", "2", 125), container("by-claim", "y", "2", 125)}},
+	}
+	if err := monitoring.Evaluate(t.Context(), t.TempDir(), priced(t, "--opencost"), input, checks); err != nil {
+		t.Error(err)
+	}
+}
+
+// The types are the operator's own.
+func TestPrometheusTakesTheRulesOfPrices(t *testing.T) {
+	atFullLength(t, "promtool")
+	text := agenttest.Said(t, []cluster.Command{render.Command}, prices, "render", "prices", "-f", "-", "--opencost")
+	asList, err := sigsyaml.YAMLToJSON([]byte(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	prometheusTool(t, "", "alerts", "["+string(asList)+"]", "objects")
+}
