@@ -2,12 +2,16 @@ package agent_test
 
 import (
 	"fmt"
+	"maps"
+	"math"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus/testutil"
+	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpuslice/gpuslice/agent"
 	"github.com/gpuslice/gpuslice/agent/report/metrics"
@@ -306,4 +310,112 @@ func testNodeFenced(t *testing.T, byClaims bool) {
 			t.Errorf("after the change gpuslice_node_fenced is %s", got)
 		}
 	})
+}
+
+// A day of twenty changes with pods that are evicted in each: whenever Prometheus asks, also while a GPU is being cut, what is used, idle and lost is all of
+// each GPU, and what pods have is what is used. Where the agent does not know what pods have, there is nothing.
+func TestADayOfTwentyChangesIsAccountedForAtEachMoment(t *testing.T) {
+	t.Parallel()
+	configs := []string{"all-1g.10gb", "all-balanced", "all-3g.40gb", "all-disabled", "all-2g.20gb"}
+	for name, dra := range map[string]bool{"beside the plugin": false, "beside the DRA driver": true} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, h100)
+				w.noPlugin, w.draDriver = dra, dra
+				o := w.optionsFor(&w.host)
+				w.agent = agent.New(o)
+				w.spend(time.Minute)
+				began, cutting, unknown := time.Now(), 0, 0
+				look := func() (used map[string]float64) {
+					got := counters(t, o.Metrics)
+					used, known := usedOf(t, got, w.gpus.UUIDs())
+					switch {
+					case !known:
+						unknown++
+					case got["gpuslice_node_fenced"] == 1:
+						cutting++
+					}
+					return used
+				}
+				for n := range 20 {
+					name := configs[n%len(configs)]
+					w.label(name)
+					w.passes(name, func() bool { look(); return w.done(name)() })
+					w.expectGivenBack()
+					w.podOnOneMore(fmt.Sprintf("pod-%d-a", n), dra)
+					w.podOnOneMore(fmt.Sprintf("pod-%d-b", n), dra)
+					w.spend(time.Hour)
+					var run []string
+					for _, p := range w.podsIn("team") {
+						run = append(run, p.Name)
+					}
+					slices.Sort(run)
+					if used := slices.Sorted(maps.Keys(look())); !slices.Equal(used, run) || len(run) == 0 {
+						t.Fatalf("pods %v have devices, and %v are accounted for", run, used)
+					}
+				}
+				if cutting < 100 || time.Since(began) < 20*time.Hour {
+					t.Errorf("asked %d times during changes, in %s", cutting, time.Since(began))
+				}
+				t.Logf("asked %d times during changes; not known %d times", cutting, unknown)
+			})
+		})
+	}
+}
+
+// podOnOneMore gives a pod the last device that no pod has, if there is one: by its UUID, or by the name that NVIDIA's DRA driver has for it.
+func (w *world) podOnOneMore(name string, dra bool) {
+	w.t.Helper()
+	var devices []string
+	for _, s := range w.published {
+		for _, d := range s.Spec.Devices {
+			devices = append(devices, d.Name)
+		}
+	}
+	for _, ids := range w.offered {
+		devices = append(devices, ids...)
+	}
+	for _, p := range w.podsIn("team") {
+		devices = slices.DeleteFunc(devices, func(d string) bool { return d == p.Annotations["on"] })
+	}
+	if len(devices) == 0 {
+		return
+	}
+	device := slices.Max(devices)
+	on := func(p *corev1.Pod) { p.Annotations["on"] = device }
+	if dra {
+		w.podWithClaim(name, device, on)
+		return
+	}
+	w.pod(name, device, on)
+}
+
+// usedOf is what pods have of the GPUs together. It fails the test unless the parts of each GPU are all of it. It is not known where there are none.
+func usedOf(t *testing.T, got map[string]float64, gpus []string) (used map[string]float64, known bool) {
+	t.Helper()
+	used = map[string]float64{}
+	all, byState := map[string]float64{}, map[string]float64{}
+	for name, value := range got {
+		switch fields := strings.Fields(name); fields[0] {
+		case "gpuslice_gpu_share":
+			all[fields[1]] += value
+			byState[fields[len(fields)-1]] += value
+		case "gpuslice_pod_gpu_share":
+			pod := fields[slices.IndexFunc(fields, func(f string) bool { return strings.HasPrefix(f, "pod-") })]
+			used[pod] += value
+			byState["used"] -= value
+		}
+	}
+	if len(all) == 0 && len(used) == 0 {
+		return used, false
+	}
+	for _, gpu := range gpus {
+		if math.Abs(all[gpu]-1) > 1e-9 {
+			t.Fatalf("%v of GPU %s is accounted for", all[gpu], gpu)
+		}
+	}
+	if len(all) != len(gpus) || math.Abs(byState["used"]) > 1e-9 {
+		t.Fatalf("%d GPUs are accounted for; pods have %v, which differs from what is used by %v", len(all), used, byState["used"])
+	}
+	return used, true
 }
