@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"syscall"
@@ -28,7 +29,7 @@ import (
 	"github.com/gpuslice/gpuslice/test/sandbox"
 )
 
-// kueueConfig is what Kueue's manifests configure, but for certificates, leases and ports, with Jobs alone, and cpu and memory left to the scheduler.
+// kueueConfig is what Kueue's manifests configure, but for certificates, leases and ports, with Jobs alone.
 const kueueConfig = `apiVersion: config.kueue.x-k8s.io/v1beta2
 kind: Configuration
 namespace: kueue-system
@@ -40,11 +41,10 @@ internalCertManagement: {enable: false}
 featureGates: {VisibilityOnDemand: false}
 clientConnection: {qps: 300, burst: 500}
 integrations: {frameworks: [batch/job]}
-resources: {quotaCheckStrategy: IgnoreUndeclared}
 `
 
-// startKueue installs Kueue's kinds and webhooks, and runs its manager.
-func startKueue(t *testing.T, c *cluster.Cluster) {
+// startKueue installs Kueue's kinds and webhooks, and runs its manager. The channel is closed once that has ended.
+func startKueue(t *testing.T, c *cluster.Cluster) (ended <-chan struct{}) {
 	t.Helper()
 	programs, err := binaries.Builder{Log: os.Stderr}.Kueue(t.Context())
 	if err != nil {
@@ -66,14 +66,11 @@ func startKueue(t *testing.T, c *cluster.Cluster) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	health, webhooks := "127.0.0.1:"+freePort(t), freePort(t)
+	ports := freePorts(t, 2)
+	health, webhooks := fmt.Sprintf("127.0.0.1:%d", ports[0]), fmt.Sprintf("127.0.0.1:%d", ports[1])
 	config := filepath.Join(dir, "config.yaml")
-	port := 0
-	if _, err := fmt.Sscan(webhooks, &port); err != nil {
-		t.Fatal(err)
-	}
 	for file, text := range map[string][]byte{
-		filepath.Join(dir, "tls.crt"): pem, filepath.Join(dir, "tls.key"): key, config: fmt.Appendf(nil, kueueConfig, health, port, dir),
+		filepath.Join(dir, "tls.crt"): pem, filepath.Join(dir, "tls.key"): key, config: fmt.Appendf(nil, kueueConfig, health, ports[1], dir),
 	} {
 		if err := os.WriteFile(file, text, 0o600); err != nil {
 			t.Fatal(err)
@@ -89,17 +86,24 @@ func startKueue(t *testing.T, c *cluster.Cluster) {
 		filepath.Join(programs, "kueue"), "--config", config)
 	manager.Stdout, manager.Stderr = log, log
 	manager.SysProcAttr.Pdeathsig = syscall.SIGKILL // with a test that is ended from outside
-	if err := manager.Start(); err != nil {
+	started, over := make(chan error), make(chan struct{})
+	go func() {
+		// The kernel sends that signal when the thread that started it ends, and other tests end threads: this goroutine keeps one until then.
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		err := manager.Start()
+		started <- err
+		if err == nil {
+			_ = manager.Wait() // the log says why
+		}
+		close(over)
+	}()
+	if err := <-started; err != nil {
 		t.Fatal(err)
 	}
-	ended := make(chan struct{})
-	go func() {
-		_ = manager.Wait() // the log says why
-		close(ended)
-	}()
 	t.Cleanup(func() {
 		_ = manager.Process.Signal(syscall.SIGKILL)
-		<-ended
+		<-over
 		if text, err := os.ReadFile(log.Name()); t.Failed() && err == nil {
 			t.Logf("Kueue's log ends so:\n%s", text[max(0, len(text)-8<<10):])
 		}
@@ -107,7 +111,7 @@ func startKueue(t *testing.T, c *cluster.Cluster) {
 	})
 	ready := func(ctx context.Context) (bool, error) {
 		select {
-		case <-ended:
+		case <-over:
 			return false, errors.New("it has ended")
 		default:
 			return answersWell(ctx, "http://"+health+"/readyz"), nil
@@ -116,7 +120,8 @@ func startKueue(t *testing.T, c *cluster.Cluster) {
 	if err := wait.PollUntilContextTimeout(t.Context(), 50*time.Millisecond, patience, true, ready); err != nil {
 		t.Fatalf("waiting for Kueue: %v", err)
 	}
-	installWebhooks(t, c, filepath.Join(manifests, "webhook", "manifests.yaml"), "https://127.0.0.1:"+webhooks, pem)
+	installWebhooks(t, c, filepath.Join(manifests, "webhook", "manifests.yaml"), "https://"+webhooks, pem)
+	return over
 }
 
 func answersWell(ctx context.Context, url string) bool {
@@ -136,9 +141,18 @@ func installWebhooks(t *testing.T, c *cluster.Cluster, file, url string, ca []by
 		t.Fatal(err)
 	}
 	client := clustertest.ClientOf(t, c).AdmissionregistrationV1()
-	reach := func(of *admissionv1.WebhookClientConfig) {
+	longest := int32(30) // seconds that an API server waits for a webhook: a machine may be busy with much else
+	reach := func(of *admissionv1.WebhookClientConfig, timeout **int32) {
 		at := url + *of.Service.Path
-		*of = admissionv1.WebhookClientConfig{URL: &at, CABundle: ca}
+		*of, *timeout = admissionv1.WebhookClientConfig{URL: &at, CABundle: ca}, &longest
+	}
+	// With the manager gone, no Job could be deleted any more, nor the namespace that has one.
+	gone := func(remove func(context.Context, string, metav1.DeleteOptions) error, name string) {
+		t.Cleanup(func() {
+			if err := remove(context.WithoutCancel(t.Context()), name, metav1.DeleteOptions{}); err != nil {
+				t.Errorf("removing Kueue's webhooks: %v", err)
+			}
+		})
 	}
 	foreign := func(rules []admissionv1.RuleWithOperations) bool {
 		return slices.ContainsFunc(rules, func(r admissionv1.RuleWithOperations) bool {
@@ -155,16 +169,18 @@ func installWebhooks(t *testing.T, c *cluster.Cluster, file, url string, ca []by
 			if err = yaml.Unmarshal(part, &mutating); err == nil {
 				mutating.Webhooks = slices.DeleteFunc(mutating.Webhooks, func(w admissionv1.MutatingWebhook) bool { return foreign(w.Rules) })
 				for i := range mutating.Webhooks {
-					reach(&mutating.Webhooks[i].ClientConfig)
+					reach(&mutating.Webhooks[i].ClientConfig, &mutating.Webhooks[i].TimeoutSeconds)
 				}
 				_, err = client.MutatingWebhookConfigurations().Create(t.Context(), &mutating, metav1.CreateOptions{})
+				gone(client.MutatingWebhookConfigurations().Delete, mutating.Name)
 			}
 		} else if err = yaml.Unmarshal(part, &validating); err == nil {
 			validating.Webhooks = slices.DeleteFunc(validating.Webhooks, func(w admissionv1.ValidatingWebhook) bool { return foreign(w.Rules) })
 			for i := range validating.Webhooks {
-				reach(&validating.Webhooks[i].ClientConfig)
+				reach(&validating.Webhooks[i].ClientConfig, &validating.Webhooks[i].TimeoutSeconds)
 			}
 			_, err = client.ValidatingWebhookConfigurations().Create(t.Context(), &validating, metav1.CreateOptions{})
+			gone(client.ValidatingWebhookConfigurations().Delete, validating.Name)
 		}
 		if err != nil {
 			t.Fatalf("installing Kueue's webhooks: %v", err)
@@ -184,17 +200,20 @@ func kueueModule(t *testing.T) string {
 	return strings.TrimSpace(string(out))
 }
 
-// freePort is one of loopback that no program has at the moment.
-func freePort(t *testing.T) string {
+// freePorts are different ones of loopback that no program has at the moment.
+func freePorts(t *testing.T, n int) (ports []int) {
 	t.Helper()
-	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
+	for range n {
+		listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer listener.Close() // once all are known, so that none is given twice
+		address, ok := listener.Addr().(*net.TCPAddr)
+		if !ok {
+			t.Fatalf("the listener has an address of type %T", listener.Addr())
+		}
+		ports = append(ports, address.Port)
 	}
-	defer listener.Close()
-	_, port, err := net.SplitHostPort(listener.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
-	return port
+	return ports
 }

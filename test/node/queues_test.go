@@ -3,6 +3,7 @@ package node_test
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"os"
@@ -12,12 +13,15 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
@@ -40,11 +44,14 @@ const barePools = `  whole:
 
 // queuedPools are the pools of the day, with what a node of each offers as nvidia.com/gpu: shares, MIG devices, whole GPUs.
 var queuedPools = map[string]struct{ gpus, offers int }{
-	"research": {1, 3}, "evaluation": {1, 3}, "critical-agents": {1, 3}, "production-inference": {1, 2}, "whole": {2, 2},
+	"research": {1, 3}, "evaluation": {1, 3}, "training": {1, 3}, "critical-agents": {1, 3}, "production-inference": {1, 2}, "whole": {2, 2},
 }
 
 // shared are the pools that Kueue may take one for the other.
-var shared = []string{"evaluation", "research"}
+var shared = []string{"evaluation", "research", "training"}
+
+// isolated are the classes of the others.
+var isolated = map[string]string{"critical-agents": "mig", "production-inference": "mig", "whole": "whole"}
 
 // queueDay is a cluster with a node of each pool, Kueue, and the queues that render writes of them.
 type queueDay struct {
@@ -55,14 +62,19 @@ type queueDay struct {
 	plugin    string // kubectl-gpuslice
 	catalog   string // file with the profiles
 	namespace string
-	nodes     map[string]*rig     // by the pool that they begin in
-	allowed   map[string][]string // pools, by Job
+	nodes     map[string]*rig   // by the pool that they begin in
+	kueue     <-chan struct{}   // closed once its manager has ended
+	queues    map[string]string // by Job
 	rows      []string
+	classes   map[string]*classDay
 
 	mu    sync.Mutex
 	pools map[string]string // that a node's GPUs are cut and shared for, by node
 	bound map[string]string // pool of the node of each pod that the scheduler has ever bound, as JOB/POD
 }
+
+// classDay counts what became of the workloads of one class of isolation, each time that it did.
+type classDay struct{ submitted, own, fellBack, waited, preempted, pods, outside int }
 
 // A day of workloads in a cluster with pools of each class, all of which offer nvidia.com/gpu. Kueue, the scheduler, NVIDIA's device plugin and the agent are
 // real; the hours pass as soon as what they bring has come.
@@ -75,10 +87,12 @@ func TestQueuesKeepWorkloadsInTheirClass(t *testing.T) {
 
 	d.submit(0, "research-1", "research", "research", 3)
 	d.runs("research-1", "research")
-	d.submit(2, "research-2", "research", "research", 2)
+	d.submit(1, "research-2", "research", "research", 2)
 	d.runs("research-2", "evaluation") // its own pool is full
-	d.submit(4, "research-3", "research", "research", 2)
-	d.waits("research-3", shared...) // and not in the three pools that are idle
+	d.submit(2, "research-3", "research", "research", 3)
+	d.runs("research-3", "training") // and the next has one share left
+	d.submit(4, "research-4", "research", "research", 2)
+	d.waits("research-4", shared...) // and not in the three pools that are idle
 	d.submit(6, "agents-1", "critical-agents", "critical-agents", 3)
 	d.runs("agents-1", "critical-agents")
 	d.submit(7, "agents-2", "critical-agents", "critical-agents", 1)
@@ -90,29 +104,39 @@ func TestQueuesKeepWorkloadsInTheirClass(t *testing.T) {
 	d.submit(10, "whole-2", "whole", "research", 1)
 	d.waits("whole-2", "whole")
 
-	d.submit(12, "evaluation-1", "evaluation", "research", 3)
+	d.submit(12, "evaluation-1", "evaluation", "evaluation", 3)
 	d.runs("evaluation-1", "evaluation")
 	d.preempted("research-2", "InCohortReclamation")
-	d.submit(13, "research-4", "research", "evaluation", 3)
-	d.runs("research-4", "research")
+	d.submit(13, "research-5", "research", "evaluation", 3)
+	d.runs("research-5", "research")
 	d.preempted("research-1", "InClusterQueue")
-	d.submit(14, "inference-2", "production-inference", "production-inference", 1)
+	d.submit(14, "evaluation-2", "evaluation", "evaluation", 3)
+	d.runs("evaluation-2", "training") // its own pool and that of research have workloads of the same priority
+	d.preempted("research-3", "InCohortReclaimWhileBorrowing")
+	d.submit(15, "training-1", "training", "research", 3)
+	d.runs("training-1", "training")
+	d.preempted("evaluation-2", "InCohortReclamation") // of a higher priority, but in a pool that is not its own
+	d.submit(16, "inference-2", "production-inference", "production-inference", 1)
 	d.runs("inference-2", "production-inference")
 	d.preempted("inference-1", "InClusterQueue")
 
-	d.end(15, "research-3") // which may come before the two that were preempted
-	d.end(16, "agents-1")
+	for _, job := range []string{"research-4", "evaluation-2"} { // which may come before those that were preempted
+		d.end(17, job)
+	}
+	d.end(17, "agents-1")
 	d.runs("agents-2", "critical-agents")
-	d.end(17, "whole-1")
+	d.end(18, "whole-1")
 	d.runs("whole-2", "whole")
-	d.end(18, "research-4")
-	d.end(18, "evaluation-1")
+	for _, job := range []string{"research-5", "evaluation-1", "training-1"} {
+		d.end(19, job)
+	}
 	d.runs("research-1", shared...)
 	d.runs("research-2", shared...)
+	d.runs("research-3", shared...)
 	d.end(20, "inference-2")
 	d.runs("inference-1", "production-inference")
 
-	for _, job := range []string{"research-1", "research-2"} {
+	for _, job := range []string{"research-1", "research-2", "research-3"} {
 		d.end(21, job)
 	}
 	d.relabelled(22)
@@ -133,7 +157,8 @@ func newQueueDay(t *testing.T) *queueDay {
 	}
 	d := &queueDay{
 		t: t, cluster: c, client: clustertest.ClientOf(t, c), objects: objects, namespace: clustertest.NamespaceOf(t, c), catalog: filepath.Join(t.TempDir(), "profiles.yaml"),
-		nodes: map[string]*rig{}, pools: map[string]string{}, allowed: map[string][]string{}, bound: map[string]string{},
+		nodes: map[string]*rig{}, pools: map[string]string{}, queues: map[string]string{}, bound: map[string]string{},
+		classes: map[string]*classDay{"shared": {}, "mig": {}, "whole": {}},
 	}
 	if d.plugin, err = (binaries.Builder{Log: os.Stderr}).Tool(t.Context(), "./cmd/kubectl-gpuslice"); err != nil {
 		t.Fatal(err)
@@ -151,7 +176,7 @@ func newQueueDay(t *testing.T) *queueDay {
 		r.label(config.LabelProfile, pool)
 		r.run()
 	}
-	startKueue(t, c)
+	d.kueue = startKueue(t, c)
 	for pool, r := range d.nodes {
 		r.awaitConverged(pool)
 		r.awaitOffered("nvidia.com/gpu", queuedPools[pool].offers)
@@ -162,9 +187,34 @@ func newQueueDay(t *testing.T) *queueDay {
 	}
 	go d.watch()
 	t.Cleanup(func() { // of a day that ended early, too
-		t.Logf("one day:\nhour  workload        queue                 priority              pods  what became of it\n%s", strings.Join(d.rows, "\n"))
+		var classes []string
+		for _, class := range slices.Sorted(maps.Keys(d.classes)) {
+			of := d.classes[class]
+			classes = append(classes, fmt.Sprintf("%-6s %9d %8d %9d %6d %9d %10d %20d", class, of.submitted, of.own, of.fellBack, of.waited, of.preempted, of.pods, of.outside))
+		}
+		t.Logf("one day:\nhour  workload        queue                 priority              pods  what became of it\n%s\n\n"+
+			"class  submitted own pool fell back waited preempted pods bound outside of its class\n%s", strings.Join(d.rows, "\n"), strings.Join(classes, "\n"))
 	})
 	return d
+}
+
+// class is that of a Job's queue, and of no queue that mixes them.
+func (d *queueDay) class(job string) *classDay {
+	switch class := isolated[d.queues[job]]; {
+	case class != "":
+		return d.classes[class]
+	case slices.Contains(shared, d.queues[job]):
+		return d.classes["shared"]
+	}
+	return &classDay{}
+}
+
+// allowed are the pools that a Job of a queue may run in.
+func allowed(queue string) []string {
+	if slices.Contains(shared, queue) {
+		return shared
+	}
+	return []string{queue}
 }
 
 // exampleProfiles are those of deploy/examples/configmap-pools.yaml.
@@ -190,14 +240,16 @@ func (d *queueDay) apply(more ...string) {
 			args = append(args, "--local-queue", d.namespace+"/"+pool+"="+pool)
 		}
 	}
-	render := exec.CommandContext(d.t.Context(), d.plugin, append(args, more...)...)
+	ctx, cancel := context.WithTimeout(d.t.Context(), patience)
+	defer cancel()
+	render := exec.CommandContext(ctx, d.plugin, append(args, more...)...)
 	render.Stderr = os.Stderr
 	text, err := render.Output()
 	if err != nil {
 		d.t.Fatalf("rendering queues: %v", err)
 	}
 	d.applyText(string(text))
-	if _, err := d.cluster.RunKubectl(d.t.Context(), "wait", "--for=condition=Active", "--timeout=2m", "clusterqueues.v1beta2.kueue.x-k8s.io", "--all"); err != nil {
+	if _, err := d.cluster.RunKubectl(ctx, "wait", "--for=condition=Active", "--timeout=2m", "clusterqueues.v1beta2.kueue.x-k8s.io", "--all"); err != nil {
 		d.t.Fatal(err)
 	}
 }
@@ -215,7 +267,9 @@ func (d *queueDay) applyText(text string) {
 
 func (d *queueDay) validate() (said string, code int) {
 	d.t.Helper()
-	cmd := exec.CommandContext(d.t.Context(), d.plugin, "validate", "--against-cluster", "--kubeconfig", d.cluster.AdminKubeconfig())
+	ctx, cancel := context.WithTimeout(d.t.Context(), patience)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, d.plugin, "validate", "--against-cluster", "--kubeconfig", d.cluster.AdminKubeconfig())
 	out, err := cmd.CombinedOutput()
 	if cmd.ProcessState == nil {
 		d.t.Fatalf("running kubectl-gpuslice: %v", err)
@@ -238,15 +292,14 @@ func (d *queueDay) watch() {
 	})
 }
 
-// submit makes a Job whose pods ask for one nvidia.com/gpu each.
+// submit makes a Job with pods that request one nvidia.com/gpu each, and some cpu and memory.
 func (d *queueDay) submit(hour int, name, queue, priority string, pods int32) {
 	d.t.Helper()
-	d.allowed[name] = map[string][]string{"research": shared, "evaluation": shared}[queue]
-	if d.allowed[name] == nil {
-		d.allowed[name] = []string{queue}
-	}
+	d.queues[name] = queue
+	d.class(name).submitted++
 	spec := (&rig{Node: d.nodes["whole"].Node, t: d.t}).podSpec(map[string]string{"nvidia.com/gpu": "1"})
 	spec.NodeSelector, spec.RestartPolicy = nil, corev1.RestartPolicyNever
+	spec.Containers[0].Resources.Requests = corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("2"), corev1.ResourceMemory: resource.MustParse("8Gi")}
 	labels := map[string]string{"kueue.x-k8s.io/queue-name": queue, "kueue.x-k8s.io/priority-class": priority}
 	_, err := d.client.BatchV1().Jobs(d.namespace).Create(d.t.Context(), &batchv1.Job{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels},
@@ -271,23 +324,82 @@ func (d *queueDay) became(name, format string, args ...any) {
 	d.rows = append(d.rows, fmt.Sprintf("      %-15s %49s  %s", name, "", fmt.Sprintf(format, args...)))
 }
 
+// await waits until something has become of the Job. If it does not, the test fails with what is known of the Job.
+func (d *queueDay) await(name, what string, done func(context.Context) (bool, error)) {
+	d.t.Helper()
+	var last error
+	err := wait.PollUntilContextTimeout(d.t.Context(), 100*time.Millisecond, patience, true, func(ctx context.Context) (ok bool, err error) {
+		select {
+		case <-d.kueue:
+			return false, errors.New("the manager of Kueue has ended")
+		default:
+			ok, last = done(ctx)
+			return ok && last == nil, nil
+		}
+	})
+	if err != nil {
+		d.t.Fatalf("waiting until %s %s: %v\n%s", name, what, errors.Join(err, last), d.seen(name))
+	}
+}
+
+// seen is what the API server has of a Job: its conditions, those of its workload, and its pods.
+func (d *queueDay) seen(name string) string {
+	var out []string
+	note := func(what string, conditions any) {
+		text, err := json.Marshal(conditions)
+		out = append(out, fmt.Sprintf("%s: %s", what, text))
+		if err != nil {
+			out = append(out, err.Error())
+		}
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(d.t.Context()), patience)
+	defer cancel()
+	if job, err := d.client.BatchV1().Jobs(d.namespace).Get(ctx, name, metav1.GetOptions{}); err == nil {
+		note("Job", job.Status)
+	} else {
+		out = append(out, err.Error())
+	}
+	if w, err := d.workload(ctx, name); err == nil {
+		note("workload", w.Status.Conditions)
+	} else {
+		out = append(out, err.Error())
+	}
+	list, err := d.podsOf(ctx, name)
+	if err != nil {
+		return strings.Join(append(out, err.Error()), "\n")
+	}
+	for i := range list {
+		p := &list[i]
+		note(fmt.Sprintf("pod %s in pool %q, %s %s %s", p.Name, d.pools[p.Spec.NodeName], p.Status.Phase, p.Status.Reason, p.Status.Message), p.Status.Conditions)
+	}
+	return strings.Join(out, "\n")
+}
+
+func (d *queueDay) podsOf(ctx context.Context, job string) ([]corev1.Pod, error) {
+	list, err := d.client.CoreV1().Pods(d.namespace).List(ctx, metav1.ListOptions{LabelSelector: batchv1.JobNameLabel + "=" + job})
+	if err != nil {
+		return nil, err
+	}
+	return list.Items, nil
+}
+
 // runs waits until all pods of the Job run, on nodes of these pools.
 func (d *queueDay) runs(name string, pools ...string) {
 	d.t.Helper()
 	var on []string
-	clustertest.Eventually(d.t, name+" runs", func(ctx context.Context) (bool, error) {
+	d.await(name, "runs", func(ctx context.Context) (bool, error) {
 		job, err := d.client.BatchV1().Jobs(d.namespace).Get(ctx, name, metav1.GetOptions{})
 		if err != nil {
 			return false, err
 		}
-		list, err := d.client.CoreV1().Pods(d.namespace).List(ctx, metav1.ListOptions{LabelSelector: batchv1.JobNameLabel + "=" + name})
+		list, err := d.podsOf(ctx, name)
 		if err != nil {
 			return false, err
 		}
 		on = nil
-		for i := range list.Items {
-			if running(&list.Items[i]) {
-				on = append(on, d.pools[list.Items[i].Spec.NodeName])
+		for i := range list {
+			if running(&list[i]) {
+				on = append(on, d.pools[list[i].Spec.NodeName])
 			}
 		}
 		return len(on) == int(*job.Spec.Parallelism), nil
@@ -297,6 +409,11 @@ func (d *queueDay) runs(name string, pools ...string) {
 	for _, pool := range on {
 		if !slices.Contains(pools, pool) {
 			d.t.Errorf("%s runs in pool %s, want %v", name, pool, pools)
+		}
+		if pool == d.queues[name] {
+			d.class(name).own++
+		} else {
+			d.class(name).fellBack++
 		}
 	}
 	d.became(name, "runs in %s", strings.Join(on, ", "))
@@ -329,21 +446,30 @@ func (d *queueDay) workload(ctx context.Context, name string) (w queuedWorkload,
 // waits waits until Kueue has found no room for the Job, in the flavors of these pools and in no other's.
 func (d *queueDay) waits(name string, pools ...string) {
 	d.t.Helper()
+	d.refused(name, "waits for the flavors of "+strings.Join(pools, ", "), func(said string) bool {
+		for pool := range queuedPools {
+			if strings.Contains(said, "in flavor "+pool) != slices.Contains(pools, pool) {
+				return false
+			}
+		}
+		return true
+	})
+	d.class(name).waited++
+}
+
+// refused waits until Kueue gives the Job no quota, and says so.
+func (d *queueDay) refused(name, what string, says func(string) bool) {
+	d.t.Helper()
 	var said string
-	clustertest.Eventually(d.t, name+" waits", func(ctx context.Context) (bool, error) {
+	d.await(name, what, func(ctx context.Context) (bool, error) {
 		w, err := d.workload(ctx, name)
 		c := meta.FindStatusCondition(w.Status.Conditions, "QuotaReserved")
 		if err != nil || c == nil || c.Status != metav1.ConditionFalse {
 			return false, err
 		}
 		said = c.Message
-		return strings.Contains(said, "in flavor "), nil
+		return says(said), nil
 	})
-	for pool := range queuedPools {
-		if strings.Contains(said, "in flavor "+pool) != slices.Contains(pools, pool) {
-			d.t.Errorf("%s waits for the flavors of %v, and Kueue says %q", name, pools, said)
-		}
-	}
 	d.became(name, "waits: %s", said)
 }
 
@@ -351,7 +477,7 @@ func (d *queueDay) waits(name string, pools ...string) {
 func (d *queueDay) preempted(name, reason string) {
 	d.t.Helper()
 	var said string
-	clustertest.Eventually(d.t, name+" is preempted", func(ctx context.Context) (bool, error) {
+	d.await(name, "is preempted", func(ctx context.Context) (bool, error) {
 		w, err := d.workload(ctx, name)
 		c := meta.FindStatusCondition(w.Status.Conditions, "Preempted")
 		if err != nil || c == nil || c.Status != metav1.ConditionTrue {
@@ -363,6 +489,7 @@ func (d *queueDay) preempted(name, reason string) {
 	if said != reason {
 		d.t.Errorf("%s is preempted for the reason %s, want %s", name, said, reason)
 	}
+	d.class(name).preempted++
 	d.became(name, "preempted: %s", said)
 }
 
@@ -376,16 +503,16 @@ func (d *queueDay) relabelled(hour int) {
 	d.rows = append(d.rows, fmt.Sprintf("%02d:00 the node of evaluation is labelled whole, and held: three pods could share its GPU still", hour))
 	d.apply()
 	d.submit(hour, "whole-3", "whole", "research", 2)
-	clustertest.Eventually(d.t, "one pod of whole-3 runs, and one has no node", func(ctx context.Context) (bool, error) {
-		list, err := d.client.CoreV1().Pods(d.namespace).List(ctx, metav1.ListOptions{LabelSelector: batchv1.JobNameLabel + "=whole-3"})
+	d.await("whole-3", "has one pod that runs, and one that has no node", func(ctx context.Context) (bool, error) {
+		list, err := d.podsOf(ctx, "whole-3")
 		if err != nil {
 			return false, err
 		}
 		on, none := 0, 0
-		for i := range list.Items {
-			p := &list.Items[i]
+		for i := range list {
+			p := &list[i]
 			if p.Spec.NodeName == r.Name {
-				return false, fmt.Errorf("pod %s is on the node that shares its GPU", p.Name)
+				d.t.Fatalf("pod %s is on the node that shares its GPU", p.Name)
 			}
 			if running(p) {
 				on++
@@ -414,41 +541,54 @@ func (d *queueDay) neverMixed() {
 	defer d.mu.Unlock()
 	for pod, pool := range d.bound {
 		job, _, _ := strings.Cut(pod, "/")
-		if !slices.Contains(d.allowed[job], pool) {
-			d.t.Errorf("pod %s was on a node of pool %s, want %v", pod, pool, d.allowed[job])
+		d.class(job).pods++
+		if may := allowed(d.queues[job]); !slices.Contains(may, pool) {
+			d.class(job).outside++
+			d.t.Errorf("pod %s was on a node of pool %s, want %v", pod, pool, may)
 		}
 	}
 	d.rows = append(d.rows, fmt.Sprintf("      %d pods were bound, each to a node of its class", len(d.bound)))
 }
 
-// mixedByHand has the one queue that render wrote before: it gives a shared workload MIG devices, and validate finds it.
+// mixedByHand has the one queue that render wrote before: it admits no pod that requests cpu. As soon as it covers that, it gives a shared workload MIG
+// devices, and validate finds it.
 func (d *queueDay) mixedByHand(hour int) {
 	d.t.Helper()
 	d.end(hour, "agents-2")
+	d.oneQueue("", "")
+	d.submit(hour, "research-6", "gpus", "research", 3)
+	d.refused("research-6", "is refused for its cpu or memory", func(said string) bool {
+		return strings.Contains(said, "resource cpu unavailable in ClusterQueue") || strings.Contains(said, "resource memory unavailable in ClusterQueue")
+	})
+	d.oneQueue(", cpu, memory", ", {name: cpu, nominalQuota: 64}, {name: memory, nominalQuota: 512Gi}")
+	d.runs("research-6", "research")
+	d.submit(hour, "research-7", "gpus", "research", 1)
+	d.runs("research-7", "critical-agents")
+	const want = "mixed  ClusterQueue gpus: nvidia.com/gpu is MIG 2g.20gb by critical-agents; shared by research: a pod that is to have one may get the other; "
+	said, code := d.validate()
+	if code != 1 || !strings.Contains(said, want) {
+		d.t.Errorf("validate says, with code %d:\n%s\nwant %q", code, said, want)
+	}
+	d.rows = append(d.rows, "      validate --against-cluster:\n"+said)
+}
+
+// oneQueue has a queue of pools of two classes, with more than the GPUs as it is given.
+func (d *queueDay) oneQueue(resources, quotas string) {
+	d.t.Helper()
 	d.applyText(fmt.Sprintf(`apiVersion: kueue.x-k8s.io/v1beta2
 kind: ClusterQueue
 metadata: {name: gpus}
 spec:
   namespaceSelector: {}
   resourceGroups:
-  - coveredResources: [nvidia.com/gpu]
+  - coveredResources: [nvidia.com/gpu%[2]s]
     flavors:
-    - {name: research, resources: [{name: nvidia.com/gpu, nominalQuota: 3}]}
-    - {name: critical-agents, resources: [{name: nvidia.com/gpu, nominalQuota: 3}]}
+    - {name: research, resources: [{name: nvidia.com/gpu, nominalQuota: 3}%[3]s]}
+    - {name: critical-agents, resources: [{name: nvidia.com/gpu, nominalQuota: 3}%[3]s]}
 ---
 apiVersion: kueue.x-k8s.io/v1beta2
 kind: LocalQueue
-metadata: {name: gpus, namespace: %s}
+metadata: {name: gpus, namespace: %[1]s}
 spec: {clusterQueue: gpus}
-`, d.namespace))
-	d.submit(hour, "research-5", "gpus", "research", 3)
-	d.runs("research-5", "research")
-	d.submit(hour, "research-6", "gpus", "research", 1)
-	d.runs("research-6", "critical-agents")
-	const want = "mixed  ClusterQueue gpus: nvidia.com/gpu is MIG 2g.20gb by critical-agents; shared by research: a pod that is to have one may get the other; "
-	said, code := d.validate()
-	if code != 1 || !strings.Contains(said, want) {
-		d.t.Errorf("validate says, with code %d:\n%s\nwant %q", code, said, want)
-	}
-	d.rows = append(d.rows, "      validate --against-cluster: "+want[:strings.Index(want, ": a pod")])
+`, d.namespace, resources, quotas))
 }
