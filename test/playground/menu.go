@@ -112,7 +112,7 @@ var menu = []item{
 	},
 	{
 		"remove", "remove gpuslice from the cluster",
-		"These are the commands of deploy/README.md, \"Removing it\". kubectl apply -k deploy/mine installs it again.",
+		"These are the commands of deploy/README.md, \"Removing it\". kubectl apply -k deploy/mine installs it again, and kubectl apply -f maintenance.yaml -f sharing.yaml what 5 and 8 need.",
 		[]string{
 			`kubectl -n gpuslice patch daemonset gpuslice-agent --type=json -p='[
   {"op": "replace", "path": "/spec/template/spec/containers/0/args", "value": ["cleanup", "--stay"]},

@@ -38,7 +38,7 @@ type agentEvent struct {
 	At      time.Time `json:"at"`
 }
 
-// requested are the pods of a namespace that request GPUs: what a user sees who may not read nodes. Without the right to list claims, their devices are missing.
+// requested are the pods of a namespace that request GPUs. A user who may not read nodes sees them. Without the right to list claims, their devices are missing.
 func requested(ctx context.Context, client kube.Interface, namespace string) (uses, error) {
 	all := uses{Uses: []use{}, notes: []string{
 		"how busy pods are is not known: reading nodes needs rights that you lack. kubectl gpuslice advise says more of pending pods",
