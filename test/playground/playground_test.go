@@ -10,10 +10,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/creack/pty"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/gpuslice/gpuslice/test/binaries"
+	"github.com/gpuslice/gpuslice/test/receive"
 	"github.com/gpuslice/gpuslice/test/sandbox"
 )
 
@@ -247,4 +249,22 @@ func TestWhatKilledPlaygroundsLeftIsRemoved(t *testing.T) {
 			t.Errorf("%s is there: %t, want %t", name, err == nil, stays)
 		}
 	}
+}
+
+// A terminal whose session make leads tells make alone that it is gone.
+func TestThePlaygroundEndsWithItsTerminal(t *testing.T) {
+	terminal, shells, err := pty.Open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer shells.Close()
+	ctx, stop := untilHangup(t.Context(), int(shells.Fd()))
+	defer stop()
+	if _, err := terminal.WriteString("ls\n"); err != nil || ctx.Err() != nil {
+		t.Fatalf("with the terminal there: %v, %v", err, ctx.Err())
+	}
+	if err := terminal.Close(); err != nil {
+		t.Fatal(err)
+	}
+	receive.From(t, ctx.Done())
 }

@@ -73,6 +73,9 @@ const leaving = 2 * time.Second
 func (w *world) shell(ctx context.Context) error {
 	runtime.LockOSThread() // the shell is ended with the thread that has started it
 	defer runtime.UnlockOSThread()
+	in := int(os.Stdin.Fd())
+	ctx, stop := untilHangup(ctx, in)
+	defer stop()
 	cmd, err := w.userShell(ctx)
 	if err != nil {
 		return err
@@ -81,7 +84,7 @@ func (w *world) shell(ctx context.Context) error {
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGHUP}
 	cmd.Cancel, cmd.WaitDelay = func() error { return cmd.Process.Signal(syscall.SIGHUP) }, leaving
-	if in := int(os.Stdin.Fd()); term.IsTerminal(in) {
+	if term.IsTerminal(in) {
 		// Ctrl-C is for what the user runs, and not for this program.
 		cmd.SysProcAttr.Foreground, cmd.SysProcAttr.Setpgid, cmd.SysProcAttr.Ctty = true, true, in
 		defer takeBack(in)
@@ -92,6 +95,28 @@ func (w *world) shell(ctx context.Context) error {
 		return nil // how the user's last command has ended is no error of the playground
 	}
 	return err
+}
+
+// hangupPoll is how often the context is looked at while the terminal is there.
+const hangupPoll = time.Second
+
+// untilHangup returns a context that ends with the terminal, too. Where another program leads its session, as make in a terminal of its own, the kernel
+// tells that one alone.
+func untilHangup(ctx context.Context, terminal int) (context.Context, context.CancelFunc) {
+	ctx, stop := context.WithCancel(ctx)
+	if !term.IsTerminal(terminal) {
+		return ctx, stop
+	}
+	go func() {
+		defer stop()
+		for ctx.Err() == nil {
+			fds := []unix.PollFd{{Fd: int32(terminal)}} // a hang-up is reported in any case
+			if n, err := unix.Poll(fds, int(hangupPoll.Milliseconds())); n > 0 || err != nil && !errors.Is(err, unix.EINTR) {
+				return
+			}
+		}
+	}()
+	return ctx, stop
 }
 
 // userShell is bash, or where there is none sh.
