@@ -47,6 +47,7 @@ var recipes = map[string]recipe{
 	"helm":         helm,
 	"alerts":       alerts,
 	"kueue":        kueue,
+	"karpenter":    karpenter,
 }
 
 // Runtime returns the directory of containerd, containerd-shim-runc-v2, ctr, runc, and the CNI plugins bridge, host-local and
@@ -218,6 +219,21 @@ var kueue = recipe{
 	module: "test/kueue",
 	work:   4 * time.Minute,
 	steps:  []step{{packages: []string{kueueModule + "/cmd/kueue"}}},
+}
+
+// Karpenter returns the directory of kwok, which is Karpenter's manager with a simulated cloud: it creates a Node object for each machine.
+func (b Builder) Karpenter(ctx context.Context) (dir string, err error) {
+	return b.built(ctx, karpenter)
+}
+
+const karpenterModule = "sigs.k8s.io/karpenter"
+
+var karpenter = recipe{
+	name:   "karpenter",
+	what:   "Karpenter {{" + karpenterModule + "}}",
+	module: "test/karpenter",
+	work:   5 * time.Minute,
+	steps:  []step{{packages: []string{karpenterModule + "/kwok"}}},
 }
 
 // recipe says how the programs of a module of its own are built.

@@ -41,6 +41,7 @@ func main() {
 		{"helm", b.Helm},
 		{"alerts", b.Alerts},
 		{"kueue", b.Kueue},
+		{"karpenter", b.Karpenter},
 		{"runtime", b.Runtime}, // of test/e2e alone
 	}
 	var names []string
