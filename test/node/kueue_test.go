@@ -50,7 +50,7 @@ func startKueue(t *testing.T, c *cluster.Cluster) (ended <-chan struct{}) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	manifests := filepath.Join(kueueModule(t), "config", "components")
+	manifests := filepath.Join(pinnedModule(t, "kueue", "sigs.k8s.io/kueue"), "config", "components")
 	for _, args := range [][]string{
 		{"create", "namespace", "kueue-system"},
 		{"create", "-f", filepath.Join(manifests, "crd", "bases")}, // of the pinned module: its files never change
@@ -76,14 +76,22 @@ func startKueue(t *testing.T, c *cluster.Cluster) (ended <-chan struct{}) {
 			t.Fatal(err)
 		}
 	}
-	log, err := os.Create(filepath.Join(dir, "kueue.log"))
+	// It looks for a certificate of its metrics at this path, whether it serves them or not.
+	ended = startManager(t, "Kueue", health, sandbox.Command(t.Context(), common.parts.Sandbox,
+		sandbox.Options{Mounts: []sandbox.Mount{{Source: dir, Target: "/etc/kueue/metrics/certs"}}, Env: []string{"KUBECONFIG=" + c.AdminKubeconfig()}},
+		filepath.Join(programs, "kueue"), "--config", config))
+	installWebhooks(t, c, filepath.Join(manifests, "webhook", "manifests.yaml"), "https://"+webhooks, pem)
+	return ended
+}
+
+// startManager runs a program with controllers until the test ends, and waits until it is ready. health is where it says so. The channel is closed once the
+// program has ended.
+func startManager(t *testing.T, name, health string, manager *exec.Cmd) <-chan struct{} {
+	t.Helper()
+	log, err := os.Create(filepath.Join(t.TempDir(), "log"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	// It looks for a certificate of its metrics at this path, whether it serves them or not.
-	manager := sandbox.Command(t.Context(), common.parts.Sandbox,
-		sandbox.Options{Mounts: []sandbox.Mount{{Source: dir, Target: "/etc/kueue/metrics/certs"}}, Env: []string{"KUBECONFIG=" + c.AdminKubeconfig()}},
-		filepath.Join(programs, "kueue"), "--config", config)
 	manager.Stdout, manager.Stderr = log, log
 	manager.SysProcAttr.Pdeathsig = syscall.SIGKILL // with a test that is ended from outside
 	started, over := make(chan error), make(chan struct{})
@@ -105,7 +113,7 @@ func startKueue(t *testing.T, c *cluster.Cluster) (ended <-chan struct{}) {
 		_ = manager.Process.Signal(syscall.SIGKILL)
 		<-over
 		if text, err := os.ReadFile(log.Name()); t.Failed() && err == nil {
-			t.Logf("Kueue's log ends so:\n%s", text[max(0, len(text)-8<<10):])
+			t.Logf("%s's log ends so:\n%s", name, text[max(0, len(text)-8<<10):])
 		}
 		_ = log.Close()
 	})
@@ -118,9 +126,8 @@ func startKueue(t *testing.T, c *cluster.Cluster) (ended <-chan struct{}) {
 		}
 	}
 	if err := wait.PollUntilContextTimeout(t.Context(), 50*time.Millisecond, patience, true, ready); err != nil {
-		t.Fatalf("waiting for Kueue: %v", err)
+		t.Fatalf("waiting for %s: %v", name, err)
 	}
-	installWebhooks(t, c, filepath.Join(manifests, "webhook", "manifests.yaml"), "https://"+webhooks, pem)
 	return over
 }
 
@@ -188,14 +195,14 @@ func installWebhooks(t *testing.T, c *cluster.Cluster, file, url string, ca []by
 	}
 }
 
-// kueueModule is the folder of Kueue's module, at the version that test/kueue pins.
-func kueueModule(t *testing.T) string {
+// pinnedModule is the folder of a module at the version that a module of the tests pins.
+func pinnedModule(t *testing.T, by, path string) string {
 	t.Helper()
-	list := exec.CommandContext(t.Context(), "go", "list", "-m", "-f", "{{.Dir}}", "sigs.k8s.io/kueue")
-	list.Dir = filepath.Join("..", "kueue")
+	list := exec.CommandContext(t.Context(), "go", "list", "-m", "-f", "{{.Dir}}", path)
+	list.Dir = filepath.Join("..", by)
 	out, err := list.Output()
 	if err != nil {
-		t.Fatalf("asking the Go command for Kueue's module: %v", err)
+		t.Fatalf("asking the Go command for %s: %v", path, err)
 	}
 	return strings.TrimSpace(string(out))
 }

@@ -131,6 +131,9 @@ func TestTheExamplesForAutoscalersSayWhatTheAgentMakes(t *testing.T) {
 			t.Errorf("%s: a node offers %s, and the autoscaler is given %q", file, got, p.offers)
 		}
 		want := map[string]bool{startup + ":NoSchedule": true}
+		if file == "karpenter.yaml" { // of the fence behind which the agent cuts a new node
+			want[config.TaintRepartitioning+":NoSchedule"], want[corev1.TaintNodeUnschedulable+":NoSchedule"] = true, true
+		}
 		for _, taint := range profile.Taints {
 			want[taint.Key+":"+string(taint.Effect)] = true
 		}
