@@ -387,12 +387,18 @@ func (m *migration) nodes(ctx context.Context, client kube.Interface) error {
 
 // node keeps of a node what counts here.
 func (m *migration) node(n corev1.Node) {
-	if Concerns(n) {
-		m.Nodes = append(m.Nodes, corev1.Node{
-			ObjectMeta: metav1.ObjectMeta{Name: n.Name, Labels: n.Labels, Annotations: annotationsOfRivals(n.Annotations)},
-			Spec:       corev1.NodeSpec{Taints: n.Spec.Taints}, Status: corev1.NodeStatus{Allocatable: n.Status.Allocatable},
-		})
+	if !Concerns(n) {
+		return
 	}
+	kept := corev1.Node{
+		ObjectMeta: metav1.ObjectMeta{Name: n.Name, Labels: n.Labels, Annotations: annotationsOfRivals(n.Annotations)},
+		Spec:       corev1.NodeSpec{Taints: n.Spec.Taints}, Status: corev1.NodeStatus{Allocatable: n.Status.Allocatable},
+	}
+	if status, there := n.Annotations[config.AnnotationStatus]; there {
+		kept.Annotations[config.AnnotationStatus] = status
+		kept.Status.Conditions = []corev1.NodeCondition{cluster.ReportOf(&n).Condition}
+	}
+	m.Nodes = append(m.Nodes, kept)
 }
 
 // policies reads the ClusterPolicies and GPUClusters of the GPU Operator. A cluster without the operator has none, and does not know the kinds.

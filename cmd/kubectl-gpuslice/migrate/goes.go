@@ -10,6 +10,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/cluster"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/config/catalog"
 	"github.com/gpuslice/gpuslice/config/sanitize"
@@ -17,7 +19,8 @@ import (
 )
 
 // goes compares what a node's label asks for with what the node offers: mig-manager may have been off when the label was set, or a user may have divided
-// the GPUs by hand. The first agent takes nothing for a label that is older than itself; it does so once the label is set again.
+// the GPUs by hand. The first agent takes nothing for a label that is older than itself; it does so once the label is set again. Of a node whose agent has
+// made what the label asks for, nothing goes.
 func (j *judge) goes(n corev1.Node, pods []corev1.Pod, note func(Verdict, string, ...any)) {
 	name := n.Labels[config.LabelMIGConfig]
 	if name == "" || n.Labels[config.LabelProfile] != "" {
@@ -40,7 +43,7 @@ func (j *judge) goes(n corev1.Node, pods []corev1.Pod, note func(Verdict, string
 		return
 	}
 	lost := loses(asked, m, offeredBy(n))
-	if len(lost) == 0 {
+	if len(lost) == 0 || isAsAsked(&n) {
 		return
 	}
 	var texts, holding []string
@@ -61,11 +64,23 @@ func (j *judge) goes(n corev1.Node, pods []corev1.Pod, note func(Verdict, string
 		config.LabelMIGConfig, name, what, cmp.Or(offeredText(offeredBy(n)), "nothing"), config.ReasonOlderRequest, sanitize.Listed(texts), who)
 }
 
+// isAsAsked reports whether the node's agent has made what the labels ask for, by its last report.
+func isAsAsked(n *corev1.Node) bool {
+	r := cluster.ReportOf(n)
+	return r.Condition.Status == corev1.ConditionTrue && r.Status.Phase == api.PhaseIdle && r.Agrees() && r.Answers(n)
+}
+
 // rulesOf are the rules that count on the node under that name, without those for other models; there is false where labels do not say which they are. As long
 // as a config of a name that agents make is not copied, the agent's own counts.
 func (j *judge) rulesOf(n corev1.Node, name string) (rules catalog.MIGConfig, m machine, there bool) {
 	rules, there = j.configs[name]
-	m = machineOf(n.Labels, append(devicesOf(rules), deviceOf(name)))
+	devices := append(devicesOf(rules), deviceOf(name))
+	for resource := range offeredBy(n) { // a config that the agent makes has the names of the model's devices
+		if device, cut := strings.CutPrefix(resource, nvml.ResourceMIGPrefix); cut {
+			devices = append(devices, deviceOf(device))
+		}
+	}
+	m = machineOf(n.Labels, devices)
 	if rules = m.rules(rules); there && !filtered(rules) {
 		return rules, m, true
 	}
@@ -153,23 +168,30 @@ func offeredText(offered map[string]int) string {
 	return sanitize.Listed(out)
 }
 
-// loses counts what is offered and not asked for. Where the labels do not say how many GPUs there are, it counts only what is not asked for at all.
+// loses counts what is offered and not asked for. Where the labels do not say how many GPUs there are, it counts only what is not asked for at all. Discovery
+// describes one model of a node that has two: then the labels do not say how many GPUs there are, nor what is asked of those of the other model.
 func loses(asked map[nvml.UUID]nvml.Request, m machine, offered map[string]int) map[string]int {
-	stays := map[string]int{}
+	stays, cuts := map[string]int{}, false
 	for _, w := range asked {
 		if !w.MIG {
 			stays[nvml.ResourceGPU]++
 		}
 		for device, n := range w.Devices {
 			stays[nvml.ResourceMIGPrefix+strings.ReplaceAll(device, "+", ".")] += n
+			cuts = true
 		}
 	}
+	others := slices.ContainsFunc(slices.Collect(maps.Keys(offered)), func(resource string) bool {
+		device, cut := strings.CutPrefix(resource, nvml.ResourceMIGPrefix)
+		return cut && len(m.shape.Lacks(map[string]int{deviceOf(device): 1})) > 0
+	})
+	counted := m.counted && !others && offered[nvml.ResourceGPU] <= len(m.gpus)
 	out := map[string]int{}
 	for resource, n := range offered {
-		if stays[resource] > 0 && !m.counted {
-			continue
-		}
-		if n > stays[resource] {
+		switch {
+		case stays[resource] > 0 && !counted:
+		case others && cuts && strings.HasPrefix(resource, nvml.ResourceMIGPrefix):
+		case n > stays[resource]:
 			out[resource] = n - stays[resource]
 		}
 	}

@@ -8,13 +8,16 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/config/catalog"
+	"github.com/gpuslice/gpuslice/test/agenttest"
 )
 
 // Where a label and the GPUs disagree, the agent's first pass does what the label says: whoever installs it has to know before.
 func TestWhatGoesAtTheMomentOfInstallingIsSaid(t *testing.T) {
 	a100 := map[string]string{"nvidia.com/gpu.product": "NVIDIA-A100-SXM4-40GB", "nvidia.com/gpu.count": "1", "nvidia.com/gpu.memory": "40960", "nvidia.com/mig.config.state": "success"}
+	h100 := map[string]string{"nvidia.com/mig.config": "all-balanced", "nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3", "nvidia.com/gpu.count": "8", "nvidia.com/gpu.memory": "81559"}
 	pod := func(name, node, limit string, phase corev1.PodPhase) corev1.Pod {
 		return corev1.Pod{
 			ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: name}, Status: corev1.PodStatus{Phase: phase},
@@ -36,6 +39,32 @@ func TestWhatGoesAtTheMomentOfInstallingIsSaid(t *testing.T) {
 		pods   []corev1.Pod
 		want   []string // in one finding; none for no finding of the kind
 	}{
+		"as asked, of sizes that the config's name does not have": {
+			h100, map[string]string{"nvidia.com/mig-1g.10gb": "16", "nvidia.com/mig-2g.20gb": "8", "nvidia.com/mig-3g.40gb": "8"}, nil, nil,
+		},
+		"more than asked, of sizes that the config's name does not have": {
+			h100,
+			map[string]string{"nvidia.com/mig-1g.10gb": "56"},
+			nil,
+			[]string{"all-balanced asks for 2x 1g.10gb + 1x 2g", "again, nvidia.com/mig-1g.10gb 40 go"},
+		},
+		"whole GPUs of two models, of which discovery counts one": {
+			map[string]string{"nvidia.com/mig.config": "all-disabled", "nvidia.com/gpu.count": "4"}, map[string]string{"nvidia.com/gpu": "8"}, nil, nil,
+		},
+		"slices of two models, of which discovery names one": {
+			map[string]string{"nvidia.com/mig.config": "all-balanced"},
+			map[string]string{"nvidia.com/mig-1g.5gb": "2", "nvidia.com/mig-2g.10gb": "1", "nvidia.com/mig-3g.20gb": "1", "nvidia.com/mig-1g.10gb": "2", "nvidia.com/mig-2g.20gb": "1", "nvidia.com/mig-3g.40gb": "1"},
+			nil, nil,
+		},
+		"slices of another model under all-disabled": {
+			map[string]string{"nvidia.com/mig.config": "all-disabled"}, map[string]string{"nvidia.com/mig-3g.40gb": "2"}, nil, []string{"nvidia.com/mig-3g.40gb 2 go"},
+		},
+		"what its agent has made of the label": {
+			map[string]string{"nvidia.com/mig.config": "custom", "of its agent": "custom"}, map[string]string{"nvidia.com/mig-1g.5gb": "4"}, nil, nil,
+		},
+		"what its agent has made of another label": {
+			map[string]string{"nvidia.com/mig.config": "custom", "of its agent": "all-1g.5gb"}, map[string]string{"nvidia.com/mig-1g.5gb": "4"}, nil, []string{"nvidia.com/mig-1g.5gb 3 go"},
+		},
 		"slices made by hand under all-enabled": {
 			map[string]string{"nvidia.com/mig.config": "all-enabled"},
 			map[string]string{"nvidia.com/mig-3g.20gb": "2", "nvidia.com/gpu": "0"},
@@ -119,18 +148,22 @@ func TestWhatGoesAtTheMomentOfInstallingIsSaid(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			n := corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n", Labels: map[string]string{}}}
+			n := corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n", Labels: map[string]string{}, Annotations: map[string]string{}}}
 			for _, labels := range []map[string]string{a100, row.labels} {
 				for key, value := range labels {
 					n.Labels[key] = value
 				}
 			}
+			reports(&n, n.Labels["of its agent"])
+			delete(n.Labels, "of its agent")
 			n.Status.Allocatable = corev1.ResourceList{}
 			for key, value := range row.offers {
 				n.Status.Allocatable[corev1.ResourceName(key)] = resource.MustParse(value)
 			}
+			m := migration{Sources: Sources{Pods: row.pods, Catalogs: []Catalog{{Where: "file", Configs: custom}}}}
+			m.node(n)
 			var said []string
-			for _, f := range Judge(Sources{Nodes: []corev1.Node{n}, Pods: row.pods, Catalogs: []Catalog{{Where: "file", Configs: custom}}}, config.Default()) {
+			for _, f := range Judge(m.Sources, config.Default()) {
 				if f.Verdict == Change && (strings.HasPrefix(f.Text, "set "+config.LabelMIGConfig) || strings.HasPrefix(f.Text, "give the device plugin")) {
 					said = append(said, f.Text)
 				}
@@ -144,6 +177,13 @@ func TestWhatGoesAtTheMomentOfInstallingIsSaid(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// reports has the node's agent say that it has made the config; none where there is no agent.
+func reports(n *corev1.Node, made string) {
+	if made != "" {
+		agenttest.Says(n, api.Status{Label: config.LabelMIGConfig, Desired: made, Phase: api.PhaseIdle, Reason: config.ReasonConverged}, "as asked")
 	}
 }
 

@@ -105,13 +105,10 @@ func (j *judge) rivals(n corev1.Node, pods []corev1.Pod, note func(Verdict, stri
 
 // annotationsOfRivals are the annotations among a node's that show a rival.
 func annotationsOfRivals(all map[string]string) map[string]string {
-	var out map[string]string
+	out := map[string]string{}
 	for _, r := range rivals {
 		for _, key := range r.annotations {
 			if all[key] != "" {
-				if out == nil {
-					out = map[string]string{}
-				}
 				out[key] = "present"
 			}
 		}
