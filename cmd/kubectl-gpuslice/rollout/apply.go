@@ -60,8 +60,8 @@ An agent does not begin a change that would evict pods without a controller, or 
 --force-unmanaged and --delete-emptydir-data allow it for this change alone, by the annotation gpuslice.io/allow-eviction. The agent removes that
 when the change has ended.
 
-Exit codes: 0 the nodes are labelled, also those that are held up, and with --wait, as asked; 1 a node has failed or refuses, or something else went
-wrong; 3 timeout; 4 with --dry-run: a node would refuse, be held up or give up, 5: begin, and not surely end; 130 interrupted, and the roll-out goes on.`,
+Exit codes: 0 the nodes are labelled, also those that are held up, and with --wait, as asked; 1 a node has failed, refuses or, with --wait, was deleted,
+or something else went wrong; 3 timeout; 4 with --dry-run: a node would refuse, be held up or give up, 5: begin, and not surely end; 130 interrupted, and the roll-out goes on.`,
 		Example: `  # What would happen, node by node; nothing is labelled
   kubectl gpuslice apply -l pool=research --profile research --dry-run
   # Do it, and see it through
@@ -161,7 +161,7 @@ func (a *application) run(cmd *cobra.Command, client kube.Interface, w cluster.T
 	if !a.wait {
 		return cmp.Or(out.Err, a.end(w, asked, refused, out))
 	}
-	r := &rollout{target: w, nodes: asked, out: out, back: a.takeBack}
+	r := &rollout{target: w, nodes: asked, deleted: len(nodes) - len(asked), out: out, back: a.takeBack}
 	r.screen = newLines(out)
 	if _, height, is := cli.Terminal(out.W); is {
 		picture := progress.NewWriter()

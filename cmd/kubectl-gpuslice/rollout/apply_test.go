@@ -262,6 +262,7 @@ func TestApplyAsksAgainForALabelThatIsOlderThanTheAgent(t *testing.T) {
 	}
 }
 
+// The exit code 0 says that all nodes are as asked.
 func TestNodesThatGoAreNotWaitedFor(t *testing.T) {
 	inWorld(t, func(w *world) {
 		w.Start(apply("--wait")...)
@@ -277,8 +278,22 @@ gpu-1, gpu-2  labelled gpuslice.io/profile=research: begins at once
 00:00:00Z  gpu-1  Deleted  the node was deleted, and is not waited for
 00:00:01Z  gpu-2  Converged  research: as asked
 profile research: 1 of 2 nodes converged, 1 deleted
-`, 0)
+error: profile research is not on 1 node: deleted in between
+`, 1)
 	}, agenttest.GPU("gpu-1"), agenttest.GPU("gpu-2"))
+	t.Run("before the label", func(t *testing.T) {
+		inWorld(t, func(w *world) {
+			w.Client.PrependReactor("patch", "nodes", func(k8stesting.Action) (bool, runtime.Object, error) {
+				return true, nil, apierrors.NewNotFound(schema.GroupResource{Resource: "nodes"}, "gpu-1")
+			})
+			w.Start(apply("--wait")...)
+			w.Is(`
+gpu-1  was deleted
+profile research: 0 of 1 node converged, 1 deleted
+error: profile research is not on 1 node: deleted in between
+`, 1)
+		}, agenttest.GPU("gpu-1"))
+	})
 }
 
 func TestALabelThatOthersChangeIsAFailure(t *testing.T) {

@@ -18,11 +18,12 @@ import (
 
 // rollout is a request on its way to many nodes.
 type rollout struct {
-	target cluster.Target
-	nodes  []*followed // sorted by name
-	screen screen
-	out    *cli.Printer
-	back   func(failed []string, of int) string // how to take the label back from nodes
+	target  cluster.Target
+	nodes   []*followed // sorted by name
+	deleted int         // nodes that were deleted before they had the label
+	screen  screen
+	out     *cli.Printer
+	back    func(failed []string, of int) string // how to take the label back from nodes
 }
 
 // screen shows the user how far a roll-out is.
@@ -66,6 +67,9 @@ func (r *rollout) with(name string, change func(*followed)) {
 
 func (r *rollout) count(s stage) int {
 	n := 0
+	if s == deleted {
+		n = r.deleted
+	}
 	for _, f := range r.nodes {
 		if f.stage == s {
 			n++
@@ -121,6 +125,8 @@ func (r *rollout) wait(ctx context.Context, client kube.Interface, timeout time.
 	case err != nil:
 		return &cli.ExitError{Code: cli.ExitTimeout, Err: fmt.Errorf("%s is not on %s after %s; the roll-out goes on; to see it again:\n  %s",
 			r.target.Kind(), cli.Counted(r.count(pending), "node"), timeout, again)}
+	case r.count(deleted) > 0:
+		return fmt.Errorf("%s is not on %s: deleted in between", r.target.Kind(), cli.Counted(r.count(deleted), "node"))
 	default:
 		return nil
 	}
@@ -133,7 +139,7 @@ func (r *rollout) summarize() {
 			r.out.Printf("%s: %s: %s\n", f.Name, f.state(), f.words())
 		}
 	}
-	text := fmt.Sprintf("%s: %d of %s converged", r.target.Kind(), r.count(converged), cli.Counted(len(r.nodes), "node"))
+	text := fmt.Sprintf("%s: %d of %s converged", r.target.Kind(), r.count(converged), cli.Counted(len(r.nodes)+r.deleted, "node"))
 	for _, left := range []struct {
 		stage stage
 		word  string
