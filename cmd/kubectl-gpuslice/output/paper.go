@@ -3,6 +3,8 @@ package output
 import (
 	"io"
 	"os"
+	"regexp"
+	"slices"
 	"strings"
 	"time"
 
@@ -61,16 +63,62 @@ func (p Paper) Block(heading, what string) []string {
 	return lines
 }
 
-// Hanging writes a text in lines of the paper's width, all but the first indented.
-func (p Paper) Hanging(what string) []string {
-	if p.Width == 0 {
+// Line is a line of a text, or of a command in it.
+type Line struct {
+	Text    string
+	Command bool
+}
+
+// command is one to paste, within a text: after a colon, or in brackets, up to where the text goes on.
+var command = regexp.MustCompile(`(?:: |\(|run )(kubectl(?: (?:[^\s';,:.()]|'[^']*'|[,:.][^\s])+)+)`)
+
+// Lines writes a text in lines of the paper's width. A command that they would break has lines of its own, which a shell reads as one.
+func (p Paper) Lines(what string) (out []Line) {
+	for {
+		lines, at := p.Block("", what), command.FindStringSubmatchIndex(what)
+		if at == nil || slices.ContainsFunc(lines, func(line string) bool { return strings.Contains(line, what[at[2]:at[3]]) }) {
+			for _, line := range lines {
+				out = append(out, Line{Text: line})
+			}
+			return out
+		}
+		for _, line := range p.Block("", strings.TrimRight(what[:at[2]], ":( ")+":") {
+			out = append(out, Line{Text: line})
+		}
+		for _, line := range p.continued(what[at[2]:at[3]]) {
+			out = append(out, Line{line, true})
+		}
+		if what = strings.TrimLeft(what[at[3]:], ";,:.) "); what == "" {
+			return out
+		}
+	}
+}
+
+// continued writes a command in lines of the paper's width. A shell reads a line on behind a backslash, unless that is in quotes.
+func (p Paper) continued(what string) (out []string) {
+	line := ""
+	for word := range strings.SplitSeq(what, " ") {
+		if line != "" && strings.Count(line, "'")%2 == 0 && runewidth.StringWidth(line+" "+word+` \`) > p.Width {
+			out, line = append(out, line+` \`), word
+			continue
+		}
+		line = strings.TrimPrefix(line+" "+word, " ")
+	}
+	return append(out, line)
+}
+
+// Hanging writes a text in lines of the paper's width, all but the first indented, and commands as Lines does.
+func (p Paper) Hanging(what string) (out []string) {
+	if p.Width == 0 || runewidth.StringWidth(what) <= p.Width {
 		return []string{what}
 	}
-	lines := Paper{Width: max(1, p.Width-len(Indent))}.Block("", what)
-	for i := range lines[1:] {
-		lines[i+1] = Indent + lines[i+1]
+	for i, line := range (Paper{Width: max(1, p.Width-len(Indent))}).Lines(what) {
+		if i > 0 {
+			line.Text = Indent + line.Text
+		}
+		out = append(out, line.Text)
 	}
-	return lines
+	return out
 }
 
 // Cut cuts a line that is wider than the paper.

@@ -73,7 +73,14 @@ func (b *bars) row(total int64) *progress.Tracker {
 	return t
 }
 
-func (b *bars) say(line string) { b.writer.Log(line) }
+func (b *bars) say(line string) { b.log(line) }
+
+// log writes a text above the picture.
+func (b *bars) log(what string, with ...text.Color) {
+	for _, line := range b.paper.Hanging(what) {
+		b.writer.Log(b.paper.Paint(line, with...))
+	}
+}
 
 // close draws the last picture, without the bars if nothing is under way. Before the first picture, Stop does nothing.
 func (b *bars) close() {
@@ -95,7 +102,7 @@ func (b *bars) show(nodes []*followed) {
 			percent += 100
 			if !b.shown[f.Name] {
 				b.shown[f.Name] = true
-				b.say(b.paper.Paint(sentence(f), stageColours[f.stage]))
+				b.log(sentence(f), stageColours[f.stage])
 			}
 			continue
 		}
@@ -148,7 +155,7 @@ func (b *bars) pinned(left []*followed) []string {
 }
 
 // why says what a node waits for, what a user can do, and what happens next: the agent's message has all of it but the time that is left. The lines below the
-// first begin with a sign, since the writer drops spaces.
+// first begin with a sign, since the writer drops spaces; those of a command do not, since it is to be pasted.
 func (b *bars) why(f *followed) []string {
 	const sign = "│ "
 	said := f.words()
@@ -156,19 +163,21 @@ func (b *bars) why(f *followed) []string {
 		said += ": " + strings.Join(f.blockers, "; ")
 	}
 	narrow := output.Paper{Width: b.paper.Width - len(output.Indent)}
-	lines := narrow.Block("", f.Name+": "+said)
+	lines := narrow.Lines(f.Name + ": " + said)
 	if next := f.next(time.Now()); next != "" {
-		lines = append(lines, narrow.Block("", next)...)
+		lines = append(lines, narrow.Lines(next)...)
 	}
-	for i := range lines {
-		if i > 0 {
-			lines[i] = sign + lines[i]
+	var out []string
+	for i, line := range lines {
+		if i > 0 && !line.Command {
+			line.Text = sign + line.Text
 		}
 		if idle(f) || len(f.blockers) > 0 {
-			lines[i] = b.paper.Paint(lines[i], text.FgYellow)
+			line.Text = b.paper.Paint(line.Text, text.FgYellow)
 		}
+		out = append(out, line.Text)
 	}
-	return lines
+	return out
 }
 
 // byInterest sorts nodes with a change under way first.

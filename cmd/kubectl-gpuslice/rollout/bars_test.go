@@ -63,7 +63,7 @@ func TestATerminalShowsABarForEachNodeAndForAll(t *testing.T) {
 			followedBy("gpu-1", api.PhaseWaiting, config.ReasonAwaitingWindow, 0, "research: the next window opens at 2026-12-01 20:00:00Z, for 6 hours"),
 			followedBy("gpu-2", api.PhaseDraining, config.ReasonEvictionBlocked, 10, "make room in PDB team-a/inference: it needs 2 healthy pods and has 2, and keeps team-a/inference-server-0", "team/a: PDB team/a: needs 2", "team/b"),
 			followedBy("gpu-10", api.PhaseApplying, config.ReasonRepartitioning, 50, "research: 7 steps left"),
-			followedBy("gpu-11", "", "", 0, "waiting for its agent to see the label"),
+			followedBy("gpu-11", "", "", 0, "no agent has answered for 2m0s; see whether its pod runs: kubectl get pods -A -l app.kubernetes.io/name=gpuslice --field-selector spec.nodeName=gpu-11"),
 		}
 		nodes[1].until, nodes[1].then = time.Now().Add(41*time.Minute+time.Second), "the change is given up and undone"
 		b.show(nodes)
@@ -75,7 +75,9 @@ gpu-2: EvictionBlocked: make room in PDB team-a/inference: it needs 2 healthy
 gpu-10: Repartitioning: research: 7 steps left
 gpu-1: AwaitingWindow: research: the next window opens at 2026-12-01
 │ 20:00:00Z, for 6 hours
-gpu-11: waiting for its agent to see the label
+gpu-11: no agent has answered for 2m0s; see whether its pod runs:
+kubectl get pods -A -l app.kubernetes.io/name=gpuslice --field-selector \
+spec.nodeName=gpu-11
  10% [##..................]  gpu-2   Draining     EvictionBlocked, 41m left
  50% [##########..........]  gpu-10  Applying     Repartitioning
   0% [....................]  gpu-1   Waiting      AwaitingWindow
@@ -85,16 +87,19 @@ gpu-11: waiting for its agent to see the label
 		if diff := cmp.Diff(want, shown(o)); diff != "" {
 			t.Errorf("(-want +got):\n%s", diff)
 		}
-		nodes[1].end(failed, config.ReasonCancelled, "a user has uncordoned it")
+		nodes[1].end(failed, config.ReasonCancelled, "a user has uncordoned it in the middle of the change, and it is undone; nothing else was changed")
 		nodes[2].percent = 100
 		nodes[2].end(converged, config.ReasonConverged, "research: as asked")
 		b.show(nodes)
-		want = `gpu-2  Failed  Cancelled: a user has uncordoned it
+		want = `gpu-2 Failed Cancelled: a user has uncordoned it in the middle of the change,
+  and it is undone; nothing else was changed
 gpu-10  Converged  research: as asked
 profile research on the nodes
 gpu-1: AwaitingWindow: research: the next window opens at 2026-12-01
 │ 20:00:00Z, for 6 hours
-gpu-11: waiting for its agent to see the label
+gpu-11: no agent has answered for 2m0s; see whether its pod runs:
+kubectl get pods -A -l app.kubernetes.io/name=gpuslice --field-selector \
+spec.nodeName=gpu-11
   0% [....................]  gpu-1   Waiting      AwaitingWindow
   0% [....................]  gpu-11  Asked
  50% [##########..........]  1 of 4 nodes converged, 1 failed
@@ -107,7 +112,8 @@ gpu-11: waiting for its agent to see the label
 		}
 		b.show(nodes)
 		b.close()
-		want = `gpu-2  Failed  Cancelled: a user has uncordoned it
+		want = `gpu-2 Failed Cancelled: a user has uncordoned it in the middle of the change,
+  and it is undone; nothing else was changed
 gpu-10  Converged  research: as asked
 gpu-1  Converged  research: as asked
 gpu-11  Converged  research: as asked
