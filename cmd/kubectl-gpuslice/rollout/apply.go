@@ -317,11 +317,11 @@ func warn(nodes []*followed, out *cli.Printer) {
 		}
 	}
 	if len(never) > 0 {
-		out.Printf("warning: no agent has ever reported on %s: no GPUs, or no agent there; --wait gives up after %s\n",
+		tell(out, "warning: no agent has ever reported on %s: no GPUs, or no agent there; --wait gives up after %s",
 			strings.Join(never, ", "), answerTime)
 	}
 	if len(silent) > 0 {
-		out.Printf("warning: %s\n", cluster.SilentAgents(silent, duration.HumanDuration(longest)))
+		tell(out, "warning: %s", cluster.SilentAgents(silent, duration.HumanDuration(longest)))
 	}
 }
 

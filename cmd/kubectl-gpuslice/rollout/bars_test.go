@@ -124,6 +124,24 @@ gpu-11  Converged  research: as asked
 	})
 }
 
+func TestTheFirstLinesOfARollOutAreAsWideAsTheTerminal(t *testing.T) {
+	var lines said
+	for _, node := range []string{"gpu-1", "gpu-2"} {
+		lines.add(node, "labelled gpuslice.io/profile=research: begins at once\n      the longest of the node's last changes took 15m0s, and no pod has to leave the node for it")
+	}
+	lines.add("gpu-3", "labelled gpuslice.io/profile=research: held up: OnHold: to go on: kubectl annotate node gpu-3 gpuslice.io/hold-; or wait")
+	want := []string{
+		"gpu-1, gpu-2  labelled gpuslice.io/profile=research: begins at once",
+		"      the longest of the node's last changes took 15m0s, and no pod has to leave",
+		"      the node for it",
+		"gpu-3 labelled gpuslice.io/profile=research: held up: OnHold: to go on:",
+		"  kubectl annotate node gpu-3 gpuslice.io/hold-; or wait",
+	}
+	if diff := cmp.Diff(want, lines.on(output.Paper{Width: 80}, "  ")); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
 // A cursor cannot go up beyond the top of the screen: a longer picture would be drawn over and over again.
 func TestThePictureIsNoHigherThanTheTerminal(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -158,11 +158,28 @@ func (s *said) add(node, text string) {
 	s.names[text] = append(s.names[text], node)
 }
 
-// print writes a line for each text: the names, the separator, the text.
-func (s *said) print(out *cli.Printer, between string) {
+// on writes each text for the paper: the names, the separator, the text. Its further lines are indented.
+func (s *said) on(p output.Paper, between string) (lines []string) {
 	for _, text := range s.order {
-		out.Printf("%s%s%s\n", strings.Join(s.names[text], ", "), between, text)
+		first, more, _ := strings.Cut(strings.Join(s.names[text], ", ")+between+text, "\n")
+		lines = append(lines, p.Hanging(first)...)
+		for line := range strings.Lines(more) {
+			lines = append(lines, p.Block("      ", strings.TrimSpace(line))...)
+		}
 	}
+	return lines
+}
+
+// print writes each text, as on does.
+func (s *said) print(out *cli.Printer, between string) {
+	for _, line := range s.on(output.PaperOf(out.W), between) {
+		out.Printf("%s\n", line)
+	}
+}
+
+// tell writes a text in lines of the terminal's width, if it is one.
+func tell(out *cli.Printer, format string, args ...any) {
+	out.Printf("%s\n", strings.Join(output.PaperOf(out.W).Hanging(fmt.Sprintf(format, args...)), "\n"))
 }
 
 // print writes the answers, and counts them.

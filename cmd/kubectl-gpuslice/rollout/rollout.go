@@ -136,7 +136,7 @@ func (r *rollout) wait(ctx context.Context, client kube.Interface, timeout time.
 func (r *rollout) summarize() {
 	for _, f := range r.nodes {
 		if f.stage == failed || f.stage == pending {
-			r.out.Printf("%s: %s: %s\n", f.Name, f.state(), f.words())
+			tell(r.out, "%s: %s: %s", f.Name, f.state(), f.words())
 		}
 	}
 	text := fmt.Sprintf("%s: %d of %s converged", r.target.Kind(), r.count(converged), cli.Counted(len(r.nodes)+r.deleted, "node"))
@@ -148,5 +148,5 @@ func (r *rollout) summarize() {
 			text += fmt.Sprintf(", %d %s", n, left.word)
 		}
 	}
-	r.out.Printf("%s\n", text)
+	tell(r.out, "%s", text)
 }
