@@ -12,8 +12,8 @@ import (
 // Answer is the value of config.AnnotationPlan: the effect of a label, or the node's state, as the user has requested by
 // config.AnnotationPreview.
 type Answer struct {
-	For      string    `json:"for"` // the request
-	At       time.Time `json:"at"`  // when the agent first said this: it updates the plan as long as the request stands
+	For      string    `json:"for"`         // the request
+	At       time.Time `json:"at,omitzero"` // when the agent first said this: it updates the plan as long as the request stands
 	Steps    []string  `json:"steps,omitempty"`
 	More     int       `json:"more,omitempty"` // steps beyond those that are listed
 	Pods     []string  `json:"pods,omitempty"` // pods that have to leave, each by namespace and name

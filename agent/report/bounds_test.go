@@ -118,7 +118,7 @@ func TestADiagnosisSaysWhatItLeavesOut(t *testing.T) {
 			t.Errorf("in %d bytes: %d of %d pods, unseen %q", room, len(got.Pods), len(d.Pods), got.Unseen)
 		}
 	}
-	text, err := report.EncodeAnswer(api.Answer{For: "diagnosis", Diagnosis: &d}, 300)
+	text, err := report.EncodeAnswer(api.Answer{For: "diagnosis", At: time.Now(), Diagnosis: &d}, 300)
 	if err != nil || !strings.Contains(text, "too full") || len(text) > 300 {
 		t.Errorf("%d bytes without room: %v: %s", len(text), err, text)
 	}
