@@ -134,6 +134,16 @@ func GPU(name string) (nvml.GPU, bool) {
 	return nvml.GPU{}, false
 }
 
+// Beginning are the short names that begin with the name, as GPU compares them.
+func Beginning(name string) (out []string) {
+	for _, short := range Names() {
+		if strings.HasPrefix(plain(short), plain(name)) {
+			out = append(out, short)
+		}
+	}
+	return out
+}
+
 // plain is a name as it is compared.
 func plain(name string) string {
 	return strings.TrimPrefix(strings.NewReplacer(" ", "", "-", "", "_", "").Replace(strings.ToLower(name)), "nvidia")

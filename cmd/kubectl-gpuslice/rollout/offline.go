@@ -81,7 +81,7 @@ func (f *forecast) text(format string, p output.Paper) (string, error) {
 	return strings.Join(lines, "\n") + "\n", nil
 }
 
-var gpusForm = regexp.MustCompile(`^(?:([0-9]{1,3})[xX])?(.+)$`)
+var gpusForm = regexp.MustCompile(`^(?:([0-9]+)[xX])?(.+)$`)
 
 // parseGPUs reads "4xA100-40GB,4xA100-80GB".
 func parseGPUs(text string) (out []nvml.GPU, err error) {
@@ -92,10 +92,10 @@ func parseGPUs(text string) (out []nvml.GPU, err error) {
 		}
 		gpu, known := models.GPU(m[2])
 		if !known {
-			return nil, fmt.Errorf("flag --gpus: %q is no model of NVIDIA's tables that can be cut; known are %s", sanitize.Cut(m[2], cluster.LongestWord), strings.Join(models.Names(), ", "))
+			return nil, fmt.Errorf("flag --gpus: %q is no model of NVIDIA's tables that can be cut%s", sanitize.Cut(m[2], cluster.LongestWord), meant(m[2]))
 		}
-		n, _ := strconv.Atoi(cmp.Or(m[1], "1")) // the form has digits
-		if n < 1 || len(out)+n > mostGPUs {
+		n, _ := strconv.Atoi(cmp.Or(m[1], "1")) // the form has digits; the largest number stands for one beyond it
+		if n < 1 || n > mostGPUs-len(out) {
 			return nil, fmt.Errorf("flag --gpus: %s: a node has 1 to %d GPUs", sanitize.Cut(part, cluster.LongestWord), mostGPUs)
 		}
 		for range n {
@@ -104,6 +104,14 @@ func parseGPUs(text string) (out []nvml.GPU, err error) {
 		}
 	}
 	return out, nil
+}
+
+// meant says which models a name that is none may stand for.
+func meant(name string) string {
+	if begin := models.Beginning(name); len(begin) > 0 {
+		return ": did you mean " + strings.Join(begin, " or ") + "?"
+	}
+	return "; known are " + strings.Join(models.Names(), ", ") + "; a GPU without MIG is shared as a whole, which needs no drawing: kubectl gpuslice plan NODE says what it offers then"
 }
 
 // planFor cuts the GPUs by the agent's own rules. The error is the refusal.
