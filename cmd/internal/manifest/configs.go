@@ -18,12 +18,17 @@ type Configs struct {
 	MIG      map[string]catalog.MIGConfig
 	Profiles map[string]catalog.Profile
 	Plugin   map[string]catalog.PluginConfig // by the key of their ConfigMap, or by the file's name
+
+	places map[string]string // of each, by its format and name
 }
 
 // ReadConfigs reads the MIG configs, profiles and configs of the device plugin in the files, as Reader finds them there, and ignores
 // other texts. It refuses a name that is there twice, since on a node only one of the two would count.
 func ReadConfigs(files []string, stdin io.Reader) (Configs, error) {
-	out := Configs{MIG: map[string]catalog.MIGConfig{}, Profiles: map[string]catalog.Profile{}, Plugin: map[string]catalog.PluginConfig{}}
+	out := Configs{
+		MIG: map[string]catalog.MIGConfig{}, Profiles: map[string]catalog.Profile{}, Plugin: map[string]catalog.PluginConfig{},
+		places: map[string]string{},
+	}
 	for _, given := range files {
 		found, err := out.read(given, stdin)
 		if err != nil {
@@ -74,24 +79,26 @@ func (c *Configs) add(p Piece) (used int, err error) {
 	switch p.Format {
 	case MIGConfigs:
 		parsed, err := migparted.Parse(p.Text)
-		return 1, cmp.Or(AddPlaces(p, err), merge(c.MIG, parsed))
+		return 1, cmp.Or(AddPlaces(p, err), merge(c, p, c.MIG, parsed))
 	case Profiles:
 		parsed, err := catalog.ParseProfiles(p.Text)
-		return 1, cmp.Or(AddPlaces(p, err), merge(c.Profiles, parsed))
+		return 1, cmp.Or(AddPlaces(p, err), merge(c, p, c.Profiles, parsed))
 	case PluginConfig:
 		parsed, err := deviceplugin.Parse(p.Text)
-		return 1, cmp.Or(AddPlaces(p, err), merge(c.Plugin, map[string]catalog.PluginConfig{p.Key: parsed}))
+		return 1, cmp.Or(AddPlaces(p, err), merge(c, p, c.Plugin, map[string]catalog.PluginConfig{p.Key: parsed}))
 	case Maintenance, Settings, Object:
 	}
 	return 0, nil
 }
 
-func merge[T any](into, more map[string]T) error {
+// merge adds the configs of a piece, and refuses a name that is there.
+func merge[T any](c *Configs, p Piece, into, more map[string]T) error {
 	for _, name := range slices.Sorted(maps.Keys(more)) {
+		key := fmt.Sprint(p.Format, " ", name)
 		if _, twice := into[name]; twice {
-			return fmt.Errorf("%q is in another file too", name)
+			return fmt.Errorf("%q is in %s too", name, c.places[key])
 		}
-		into[name] = more[name]
+		into[name], c.places[key] = more[name], p.At
 	}
 	return nil
 }

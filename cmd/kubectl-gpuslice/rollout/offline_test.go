@@ -61,11 +61,12 @@ func TestAPlanForGPUsThatAreNotThere(t *testing.T) {
 		"no MIG": {[]string{"--gpus", "4xL4", "--profile", "shared", "-f", file}, 1, []string{
 			`"L4" is no model of NVIDIA's tables that can be cut; known are A30, `, "a GPU without MIG is shared as a whole, which needs no drawing: kubectl gpuslice plan NODE says what it offers then",
 		}},
-		"none":            {[]string{"--gpus", "0xH200", "--mig-config", "all-balanced"}, 1, []string{"a node has 1 to 64 GPUs"}},
-		"an empty part":   {[]string{"--gpus", "H200,", "--mig-config", "all-balanced"}, 1, []string{"flag --gpus has an empty part"}},
-		"no config":       {[]string{"--gpus", "H200"}, 1, []string{"say what to ask for"}},
-		"a node":          {[]string{"--gpus", "H200", "gpu-1", "--mig-config", "all-balanced"}, 1, []string{"--gpus asks no node: leave out gpu-1"}},
-		"a file too much": {[]string{"gpu-1", "-f", file, "--mig-config", "all-balanced"}, 1, []string{"--file goes with --gpus"}},
+		"none":                {[]string{"--gpus", "0xH200", "--mig-config", "all-balanced"}, 1, []string{"a node has 1 to 64 GPUs"}},
+		"an empty part":       {[]string{"--gpus", "H200,", "--mig-config", "all-balanced"}, 1, []string{"flag --gpus has an empty part"}},
+		"no config":           {[]string{"--gpus", "H200"}, 1, []string{"say what to ask for"}},
+		"a node":              {[]string{"--gpus", "H200", "gpu-1", "--mig-config", "all-balanced"}, 1, []string{"--gpus asks no node: leave out gpu-1"}},
+		"a name of two files": {[]string{"--gpus", "H200", "--mig-config", "first", "-f", file, "-f", file}, 1, []string{`"first" is in ` + file}},
+		"a file too much":     {[]string{"gpu-1", "-f", file, "--mig-config", "all-balanced"}, 1, []string{"--file goes with --gpus"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			inWorld(t, func(w *world) {
