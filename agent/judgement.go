@@ -22,6 +22,11 @@ func (a *Agent) barred(ctx context.Context, in act.Input) error {
 	if err := a.deciders.gates.Allow(in.Seen, in.Want, in.Steps); err != nil || in.Step().Traits().OnlyObserves {
 		return err
 	}
+	return a.unable(ctx, in)
+}
+
+// unable returns why the agent cannot carry out the steps whenever they may begin.
+func (a *Agent) unable(ctx context.Context, in act.Input) error {
 	if err := a.actors.handover.RequireKey(in); err != nil {
 		return err
 	}
@@ -45,12 +50,30 @@ func (a *Agent) foresee(ctx context.Context, in act.Input) error {
 		}
 		return a.actors.verifier.Lacks(in.Seen, in.Want)
 	}
-	err := a.actors.fencing.Foresee(ctx, in)
-	a.observers.wakes.BlockedBy(nil) // these pods block no change yet; if they block the running one, the rest of this pass says so again
-	if err != nil || in.Step().Kind != plan.AcquireSlot {
+	if err := a.blocked(ctx, in); err != nil || in.Step().Kind != plan.AcquireSlot {
 		return err
 	}
 	return a.actors.slot.Foresee(ctx, in)
+}
+
+// blocked returns what on the node itself would keep the change: pods that cannot leave, processes, other tools.
+func (a *Agent) blocked(ctx context.Context, in act.Input) error {
+	err := a.actors.fencing.Foresee(ctx, in)
+	a.observers.wakes.BlockedBy(nil) // these pods block no change yet; if they block the running one, the rest of this pass says so again
+	return err
+}
+
+// beyondGate returns what would keep a change that waits at the gate, once the gate lets it pass. It is nil if the change does not wait there.
+func (a *Agent) beyondGate(ctx context.Context, in act.Input, waits error) error {
+	var at, gate *outcome.Waiting
+	atGate := errors.As(waits, &at) && errors.As(a.deciders.gates.Allow(in.Seen, in.Want, in.Steps), &gate) && at.Reason == gate.Reason
+	if !atGate || in.Step().Traits().OnlyObserves {
+		return nil
+	}
+	if err := a.unable(ctx, in); err != nil {
+		return err
+	}
+	return a.blocked(ctx, in)
 }
 
 // notWanted returns why a pass would not work towards the request, although it has steps: it undoes a change first, or restores what an earlier one has left.

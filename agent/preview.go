@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -61,7 +62,28 @@ func (a *Agent) previewOf(ctx context.Context, now *state.Observed, node *corev1
 		p.Unsure = preview.Overstaying(seen.Holders.Pods, a.env.Clock.Stamp())
 	}
 	p.Asked = a.actors.evictions.Asked(seen, want, p.Steps)
-	return heldUp(p, a.foresee(ctx, act.Input{Seen: seen, Want: want, Steps: p.Steps}))
+	in := act.Input{Seen: seen, Want: want, Steps: p.Steps}
+	waits := a.foresee(ctx, in)
+	if p, err = heldUp(p, waits); err != nil {
+		return p, err
+	}
+	return withNext(p, a.beyondGate(ctx, in, waits)), nil
+}
+
+// withNext adds what keeps the change next. The gate's own advice goes: who follows it gets no change.
+func withNext(p preview.Result, next error) preview.Result {
+	if next == nil {
+		return p
+	}
+	switch then, err := heldUp(preview.Result{}, next); {
+	case err == nil:
+		p.HeldUp = fmt.Sprintf("%s; and then, as the node is now, %s: %s", p.Runs, then.Reason, then.HeldUp)
+	case refusal(err) != "":
+		p.HeldUp = fmt.Sprintf("%s; and then %s: %v", p.Runs, refusal(err), err)
+	default:
+		p.HeldUp += fmt.Sprintf("; what would keep the change then is not known: %v", err)
+	}
+	return p
 }
 
 // foretold reports whether the config manager gives the device plugin another config as soon as the label is set. No gate of the agent comes before that.

@@ -143,6 +143,12 @@ func TestAPreviewOfAnotherPoolAsksForASlotThere(t *testing.T) {
 	})
 }
 
+// bareBehind has a pod on GPU 0 that the drain policy keeps.
+func bareBehind(w *world) { w.pod("notebook", w.gpus.UUIDs()[0], bare) }
+
+const refusedNext = "; and then, as the node is now, EvictionBlocked: to let this change evict what would be lost: kubectl gpuslice apply gpu-1 --mig-config all-1g.10gb --force-unmanaged; " +
+	"team/notebook: no controller"
+
 // A change that is undone comes first, and what an earlier agent has left is restored whatever is requested. A plan says what becomes of its request.
 func TestAPreviewSaysWhatAPassWouldDo(t *testing.T) {
 	t.Parallel()
@@ -193,6 +199,22 @@ func TestAPreviewSaysWhatAPassWouldDo(t *testing.T) {
 				w.passes("the failure", func() bool { return w.reason() == config.ReasonRetrying })
 			},
 			asked: "all-1g.10gb", says: "no leader",
+		},
+		"a closed window, and a bare pod behind it": {
+			before: func(w *world) { bareBehind(w); w.setMaintenance(noon) }, asked: "all-1g.10gb", reason: config.ReasonAwaitingWindow,
+			held: "at Sat 2000-01-01 12:00:00Z, by the windows of the maintenance file, when a slot is free (pool mig.all-1g.10gb changes at most 10% of its nodes at a time)" + refusedNext,
+		},
+		"no window, and a bare pod behind that": {
+			before: func(w *world) { bareBehind(w); w.setMaintenance(until(time.Now())) }, asked: "all-1g.10gb", reason: config.ReasonAwaitingWindow,
+			held: "never: none of the windows of the maintenance file is as long as the change takes, 10m0s" + refusedNext,
+		},
+		"a hold, and a bare pod behind it": {
+			before: func(w *world) { bareBehind(w); w.annotate(config.AnnotationHold, "audit") }, asked: "all-1g.10gb", reason: config.ReasonHeld,
+			held: `only after annotation gpuslice.io/hold ("audit") is removed` + refusedNext,
+		},
+		"a hold, and nothing behind it": {
+			before: func(w *world) { w.annotate(config.AnnotationHold, "audit") }, asked: "all-1g.10gb", reason: config.ReasonHeld,
+			held: `to go on: kubectl annotate node gpu-1 gpuslice.io/hold-; changes nothing until annotation gpuslice.io/hold ("audit") is removed`,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
