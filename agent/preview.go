@@ -13,6 +13,7 @@ import (
 	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/agent/decide"
 	"github.com/gpuslice/gpuslice/agent/offer"
+	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/agent/report"
 	"github.com/gpuslice/gpuslice/agent/report/preview"
 	"github.com/gpuslice/gpuslice/agent/state"
@@ -52,7 +53,6 @@ func (a *Agent) previewOf(ctx context.Context, now *state.Observed, node *corev1
 	if len(p.Steps) == 0 {
 		return p, nil
 	}
-	p.Runs = a.deciders.gates.Runs(seen, want, p.Steps)
 	p.Notes = append(p.Notes, offers.Notes(p.Before, p.After)...)
 	p.Offers = offers.After(preview.Named(p.After), want.Plugin, p.MIGStrategy)
 	p.Takes, p.Measured = decide.Estimate(seen)
@@ -64,6 +64,7 @@ func (a *Agent) previewOf(ctx context.Context, now *state.Observed, node *corev1
 	p.Asked = a.actors.evictions.Asked(seen, want, p.Steps)
 	in := act.Input{Seen: seen, Want: want, Steps: p.Steps}
 	waits := a.foresee(ctx, in)
+	p.Runs = a.deciders.gates.Runs(seen, want, p.Steps, waits == nil && in.Step().Kind == plan.AcquireSlot)
 	if p, err = heldUp(p, waits); err != nil {
 		return p, err
 	}

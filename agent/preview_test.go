@@ -71,11 +71,10 @@ func TestAPreviewSaysWhenTheChangeWouldBegin(t *testing.T) {
 				t.Errorf("%s runs %q, want %q", name, got, want)
 			}
 		}
-		const slot = "when a slot is free (pool mig.all-1g.10gb changes at most 10% of its nodes at a time)"
-		expect("all-1g.10gb", slot)
+		expect("all-1g.10gb", "at once: no window restricts it")
 		expect("all-disabled", "")
 		w.setMaintenance(nights)
-		expect("all-1g.10gb", slot+": a window is open until Sat 2000-01-01 04:00:00Z")
+		expect("all-1g.10gb", "at once: a window is open until Sat 2000-01-01 04:00:00Z")
 		w.setMaintenance(nights + "freezes: [{from: '2000-01-01T00:00:00Z', to: '2000-01-02T00:00:00Z'}]\npools: [{name: all, selector: '!none', maxUnavailable: 2}]\n")
 		expect("all-1g.10gb", "at Sun 2000-01-02 00:00:00Z, by the windows of pool all, when a slot is free (pool all changes at most 2 nodes at a time)")
 		w.setMaintenance(until(time.Now()))

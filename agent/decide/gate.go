@@ -46,11 +46,11 @@ func (g *Gate) Allow(seen *state.Observed, want state.Desired, steps []plan.Step
 	return g.waiting(v, seen, want, now)
 }
 
-// Runs says when a change with these steps would begin.
-func (g *Gate) Runs(seen *state.Observed, want state.Desired, steps []plan.Step) string {
+// Runs says when a change with these steps would begin. Free says that its pool has a slot for it, and that nothing else keeps it now.
+func (g *Gate) Runs(seen *state.Observed, want state.Desired, steps []plan.Step, free bool) string {
 	v := judge(seen, want, steps, g.Wall.Now())
 	now, slot := "at once", ""
-	if plan.Has(steps, plan.AcquireSlot) && seen.Pool.MaxUnavailable != nil {
+	if !free && plan.Has(steps, plan.AcquireSlot) && seen.Pool.MaxUnavailable != nil {
 		now = fmt.Sprintf("when a slot is free (pool %s changes at most %s at a time)", seen.Pool.Name, seen.Pool.MaxUnavailable)
 		slot = ", " + now
 	}

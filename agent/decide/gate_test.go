@@ -230,7 +230,7 @@ func TestWhatMayBeginOrGoOnOutsideOfTheWindow(t *testing.T) {
 		if reason, putOff, _ := allow(t, seen, *want, row.kinds); reason != row.reason || putOff != row.putOff {
 			t.Errorf("%s: %q, put off: %t; want %q, %t", name, reason, putOff, row.reason, row.putOff)
 		}
-		if runs := gateAtNoon().Runs(seen, *want, steps(row.kinds)); strings.HasPrefix(runs, "at once") != (row.reason == "") {
+		if runs := gateAtNoon().Runs(seen, *want, steps(row.kinds), false); strings.HasPrefix(runs, "at once") != (row.reason == "") {
 			t.Errorf("%s: the preview says that it runs %s, and the gate %q", name, runs, row.reason)
 		}
 	}
@@ -421,7 +421,7 @@ func TestTheGateSaysTheSameOfAChangeAndOfItsPreview(t *testing.T) {
 		if said != row.err {
 			t.Errorf("%s: the error is\n%q, want\n%q", name, said, row.err)
 		}
-		if runs := gateAtNoon().Runs(seen, *want, steps(row.kinds)); runs != row.runs {
+		if runs := gateAtNoon().Runs(seen, *want, steps(row.kinds), false); runs != row.runs {
 			t.Errorf("%s: the preview says\n%q, want\n%q", name, runs, row.runs)
 		}
 	}
