@@ -93,16 +93,17 @@ func CleansUpWhileWaiting(seen *state.Observed, err error) bool {
 	return waits && seen.Journal == nil && (seen.Leftovers.Orphan.Exists() || taint)
 }
 
-// cancelled ends a change because a user or another tool has lifted the agent's cordon. Kubectl leaves no name when a user does so.
+// cancelled ends a change because a user or another tool has lifted the agent's cordon. Neither kubectl nor most tools leave a name.
 func cancelled(seen *state.Observed, want state.Desired) *api.Failure {
 	text := "a user or tool uncordoned the node"
 	who, when := fence.Uncordoner(seen.Node, config.FieldManager)
 	if !when.IsZero() {
 		text += " at " + outcome.Moment(when)
 	}
-	if who != "" {
-		text += " (perhaps " + who + ", which wrote to it then)"
+	if who == "" {
+		who = "the node does not show who"
 	}
+	text += " (" + who + ")"
 	return &api.Failure{
 		Fingerprint: want.Fingerprint, Reason: config.ReasonCancelled, Cancelled: true, Message: text + " during the change, which cancels it",
 	}

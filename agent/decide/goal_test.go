@@ -212,19 +212,22 @@ func TestWhatAnEarlierAgentHasLeftGoesWhileAChangeWaits(t *testing.T) {
 	}
 }
 
-// Who has uncordoned the node is mostly not known: kubectl leaves no name. It is named where another manager wrote at that time.
+// Who has uncordoned the node is mostly not known: kubectl leaves no name. A manager is named that owns the field since then.
 func TestAChangeThatWasCancelledNamesWhoMayHaveUncordonedTheNode(t *testing.T) {
 	t.Parallel()
 	at := metav1.NewTime(time.Unix(1e9, 0))
 	taints := metav1.ManagedFieldsEntry{Manager: "kube-controller-manager", Time: &at, FieldsV1: metav1.NewFieldsV1(`{"f:spec":{"f:taints":{}}}`)}
-	const when, who = " at 2001-09-09 01:46:40Z", " (perhaps autoscaler, which wrote to it then)"
+	const when, unknown, who = " at 2001-09-09 01:46:40Z", " (the node does not show who)", " (autoscaler)"
 	for name, row := range map[string]struct {
 		fields []metav1.ManagedFieldsEntry
 		says   string
 	}{
-		"nothing shows it":           {says: ""},
-		"the time is known":          {fields: []metav1.ManagedFieldsEntry{taints}, says: when},
-		"another wrote at that time": {fields: []metav1.ManagedFieldsEntry{taints, {Manager: "autoscaler", Time: &at}}, says: when + who},
+		"nothing shows it":           {says: unknown},
+		"the time is known":          {fields: []metav1.ManagedFieldsEntry{taints}, says: when + unknown},
+		"another wrote at that time": {fields: []metav1.ManagedFieldsEntry{taints, {Manager: "kubectl-gpuslice", Time: &at}}, says: when + unknown},
+		"another applied the field": {
+			fields: []metav1.ManagedFieldsEntry{taints, {Manager: "autoscaler", Time: &at, FieldsV1: metav1.NewFieldsV1(`{"f:spec":{"f:unschedulable":{}}}`)}}, says: when + who,
+		},
 	} {
 		seen := &state.Observed{Node: &corev1.Node{ObjectMeta: metav1.ObjectMeta{ManagedFields: row.fields}}, Journal: &journal.Journal{Target: "mine", Cordoned: true}}
 		want := state.Desired{Name: "mine", Fingerprint: "asked"}

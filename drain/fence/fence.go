@@ -345,15 +345,14 @@ const controllerManager = "kube-controller-manager"
 // seconds only, and a controller may need a moment between two writes.
 const atOnce = 2 * time.Second
 
-// Uncordoner returns when the cordon of a node was lifted, and which managers may have lifted it. Both are often not known.
+// Uncordoner returns when the cordon of a node was lifted, and which managers lifted it. Who is mostly not known.
 //
 // When is the time when the control plane removed the cordon's taint, within a second or so. It is zero while the taint is still there, if the node
 // has no taint left, or if another manager has written its taints since. So callers ask as soon as they see the node without its cordon.
 //
-// The result who names the managers, other than ours, that wrote another field of the node at that very time, as controllers do that note the end of
-// their work. The uncordon itself leaves no trace: spec.unschedulable=false is the same as no such field, so no manager owns it. kubectl writes
-// nothing else, and so is gone from managedFields. The entry of the manager that had cordoned keeps its time. So an empty who is mostly kubectl, and
-// a who that is not empty is a guess.
+// The result who names the managers, other than ours, that own spec.unschedulable since that time, as one does that applied false on the server's side. Every
+// other uncordon leaves no trace: spec.unschedulable=false is the same as no such field, so no manager owns it, and the entry of the manager that had cordoned
+// keeps its time. What else a manager wrote then says nothing: a label is often set in the same second.
 func Uncordoner(node *corev1.Node, ours string) (who string, when time.Time) {
 	if node.Spec.Unschedulable || managed.CordonTaint(node) != nil {
 		return "", time.Time{}
@@ -366,12 +365,16 @@ func Uncordoner(node *corev1.Node, ours string) (who string, when time.Time) {
 	if when.IsZero() {
 		return "", time.Time{}
 	}
-	var managers []string
+	return strings.Join(ownersSince(node, when, ours), ", "), when
+}
+
+// ownersSince are the managers, other than ours and the control plane, that own spec.unschedulable by a write at that time.
+func ownersSince(node *corev1.Node, when time.Time, ours string) (managers []string) {
 	for _, m := range node.ManagedFields {
-		other := m.Manager != ours && m.Manager != controllerManager && m.Subresource == ""
+		other := m.Manager != ours && m.Manager != controllerManager && m.Subresource == "" && managed.OwnsField(m, "f:spec", "f:unschedulable")
 		if other && m.Time != nil && m.Time.Time.Sub(when).Abs() <= atOnce && !slices.Contains(managers, m.Manager) {
 			managers = append(managers, m.Manager)
 		}
 	}
-	return strings.Join(managers, ", "), when
+	return managers
 }

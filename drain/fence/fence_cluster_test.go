@@ -213,7 +213,7 @@ func TestClusterKnowsWhenKubectlUncordonedAndNotWho(t *testing.T) {
 	}
 }
 
-func TestClusterNamesAControllerThatUncordonsAndNotesIt(t *testing.T) {
+func TestClusterDoesNotNameAControllerThatUncordonsAndNotesIt(t *testing.T) {
 	name := fencedNode(t)
 	patched := mustPatchNode(t, clustertest.Client(t), name, "machine-config-controller",
 		`{"metadata":{"annotations":{"machineconfiguration.openshift.io/lastAppliedDrain":"uncordon-1"}},"spec":{"unschedulable":false}}`)
@@ -224,7 +224,7 @@ func TestClusterNamesAControllerThatUncordonsAndNotesIt(t *testing.T) {
 	if who, when := fence.Uncordoner(patched, "agent"); who != "" || !when.IsZero() {
 		t.Errorf("Uncordoner is %q at %v while the taint is there, want it not known", who, when)
 	}
-	if who, when := fence.Uncordoner(lifted(t, name), "agent"); who != "machine-config-controller" || when.IsZero() {
-		t.Errorf("Uncordoner is %q at %v, want machine-config-controller", who, when)
+	if who, when := fence.Uncordoner(lifted(t, name), "agent"); who != "" || when.IsZero() {
+		t.Errorf("Uncordoner is %q at %v, want no one: the note may be of another write", who, when)
 	}
 }

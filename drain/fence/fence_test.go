@@ -346,11 +346,14 @@ func TestCordonerIsTheOwnerOfUnschedulable(t *testing.T) {
 	}
 }
 
-func TestUncordonerIsWhoWroteSomethingElseAtThatTime(t *testing.T) {
+func TestUncordonerIsWhoWroteUnschedulableAtThatTime(t *testing.T) {
 	at := cordonTime.Time
 	lifted := managedBy("kube-controller-manager", `{"f:spec":{"f:taints":{}}}`, at)
 	other := func(by string, when time.Time) func(*corev1.Node) {
 		return managedBy(by, `{"f:metadata":{"f:annotations":{}}}`, when)
+	}
+	applied := func(by string, when time.Time) func(*corev1.Node) {
+		return managedBy(by, `{"f:spec":{"f:unschedulable":{}}}`, when)
 	}
 	status := func(n *corev1.Node) {
 		managedBy("kubelet", `{"f:status":{}}`, at)(n)
@@ -363,8 +366,11 @@ func TestUncordonerIsWhoWroteSomethingElseAtThatTime(t *testing.T) {
 		when time.Time
 	}{
 		{"a person with kubectl", node(lifted, status, other("agent", at), other("argocd", at.Add(-time.Hour))), "", at},
-		{"a controller that notes the end of its work", node(lifted, status, other("machine-config-controller", at.Add(-time.Second))), "machine-config-controller", at},
-		{"two that wrote at that time", node(lifted, other("a", at), other("b", at.Add(time.Second)), other("a", at)), "a, b", at},
+		{"a controller that notes the end of its work", node(lifted, status, other("machine-config-controller", at.Add(-time.Second))), "", at},
+		{"a label that kubectl-gpuslice wrote just before", node(lifted, managedBy("kubectl-gpuslice", `{"f:metadata":{"f:labels":{}}}`, at)), "", at},
+		{"a tool that applied it", node(lifted, other("x", at), applied("gitops", at)), "gitops", at},
+		{"a tool that applied it before", node(lifted, applied("gitops", at.Add(-time.Hour))), "", at},
+		{"two that wrote it at that time", node(lifted, applied("a", at), applied("b", at.Add(time.Second)), applied("a", at)), "a, b", at},
 		{"a node that is cordoned", node(lifted, cordoned), "", time.Time{}},
 		{"a taint that is still there", node(lifted, tainted(cordonTaint)), "", time.Time{}},
 		{"taints that another user has written since", node(managedBy("agent", `{"f:spec":{"f:taints":{}}}`, at), other("x", at)), "", time.Time{}},
