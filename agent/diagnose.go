@@ -60,7 +60,7 @@ func (a *Agent) addPlan(ctx context.Context, e *diagnosis.Evidence) {
 	switch {
 	case errors.As(err, &e.NotYet):
 	case failed, refusal(err) != "":
-		e.Refused = err
+		e.Refused, e.RefusedAs = err, refusal(err)
 	case err != nil: // it may pass
 		e.Unseen = append(e.Unseen, err.Error())
 	}

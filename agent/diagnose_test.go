@@ -115,6 +115,19 @@ func TestADiagnosisNamesTheCause(t *testing.T) {
 			causes: []api.Cause{api.CauseOwnCordonLeft}, verdict: api.VerdictGivesBack,
 			says: []string{`"left":["the cordon since`, "the agent's own, without a journal"},
 		}, {
+			name:    "a label that names a GPU which the node does not have",
+			provoke: func(w *world) { w.label("gpu99_1g.10gb"); w.untilReason(config.ReasonInvalidCatalog) },
+			causes:  []api.Cause{api.CauseRequestRefused}, verdict: api.VerdictFree,
+			says: []string{
+				"nvidia.com/mig.config=gpu99_1g.10gb, InvalidCatalog: ", `"you":"fix the ConfigMap at the line that the message names, or the label; `,
+				`"command":"kubectl label node gpu-1 nvidia.com/mig.config-"`,
+			},
+		}, {
+			name:    "a label that names no config",
+			provoke: func(w *world) { w.label("all-9g.999gb"); w.untilReason(config.ReasonUnknownConfig) },
+			causes:  []api.Cause{api.CauseRequestRefused}, verdict: api.VerdictFree,
+			says: []string{"UnknownConfig", "set the label to one of the names in the message"},
+		}, {
 			name: "outside of its window", provoke: func(w *world) {
 				w.setMaintenance(until(time.Now()))
 				w.turn()

@@ -28,6 +28,8 @@ const (
 const (
 	// CauseNotAllowedYet: a change waits for its window, for a slot of its pool, or for users who keep the node from changes.
 	CauseNotAllowedYet Cause = "NotAllowedYet"
+	// CauseRequestRefused: the agent refuses what the labels request, and changes nothing for it.
+	CauseRequestRefused Cause = "RequestRefused"
 	// CauseBudgetBlocks: a PodDisruptionBudget does not let a pod go.
 	CauseBudgetBlocks Cause = "BudgetBlocks"
 	// CausePodNotEvictable: a pod cannot be evicted for another reason, as a static one.

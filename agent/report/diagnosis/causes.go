@@ -15,11 +15,13 @@ import (
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/glossary"
 	"github.com/gpuslice/gpuslice/config/sanitize"
 	"github.com/gpuslice/gpuslice/drain"
 	"github.com/gpuslice/gpuslice/drain/fence"
 	"github.com/gpuslice/gpuslice/drain/holders"
 	"github.com/gpuslice/gpuslice/drain/managed"
+	"github.com/gpuslice/gpuslice/nvml"
 )
 
 // byHand has the field managers' prefixes of programs that people use.
@@ -30,7 +32,7 @@ var byHand = []string{"kubectl", "k9s", "oc", "node-fetch", "Mozilla", "dashboar
 func (e *Evidence) causes() []api.Finding {
 	var out []api.Finding
 	for _, find := range []func() []api.Finding{
-		e.sickGPUs, e.journalUnreadable, e.keptCordoned, e.cordonedByOthers, e.kubeletAway, e.driverAway, e.change, e.notAllowedYet,
+		e.sickGPUs, e.journalUnreadable, e.keptCordoned, e.cordonedByOthers, e.kubeletAway, e.driverAway, e.change, e.notAllowedYet, e.requestRefused,
 		e.podsInTheWay, e.podsThatStay, e.processesInTheWay, e.left, e.operandsPaused, e.taintLeft, e.capacityMissing, e.failedBefore,
 	} {
 		out = append(out, find()...)
@@ -446,6 +448,22 @@ func (e *Evidence) notAllowedYet() []api.Finding {
 		Cause: api.CauseNotAllowedYet, Evidence: e.NotYet.Message,
 		Agent: "does not change the node, and begins by itself when it may", You: e.NotYet.Advice,
 	}}
+}
+
+// requestRefused finds a request that the agent refuses. sickGPUs has lost GPUs, and failedBefore has failed changes.
+func (e *Evidence) requestRefused() []api.Finding {
+	if e.RefusedAs == "" || e.Want.Label == "" || e.Journal != nil || errors.Is(e.Refused, nvml.ErrLost) || e.ReportedFailure(e.Want) != nil {
+		return nil
+	}
+	f := api.Finding{
+		Cause: api.CauseRequestRefused, Evidence: fmt.Sprintf("%s=%s, %s: %v", e.Want.Label, e.Want.Name, e.RefusedAs, e.Refused),
+		Agent: "changes nothing for it, and tries again when the label, the configs or the GPUs change",
+		You:   "to keep the GPUs as they are, remove the label", Command: fmt.Sprintf("kubectl label node %s %s-", e.Node.Name, e.Want.Label),
+	}
+	if known, is := glossary.Reasons().Find(string(e.RefusedAs)); is && known.YouCan != "" {
+		f.You = known.YouCan + "; or " + f.You
+	}
+	return []api.Finding{f}
 }
 
 // failedBefore finds a failed or impossible request on a released node.

@@ -39,6 +39,7 @@ type Evidence struct {
 	Want           state.Desired
 	Steps          []plan.Step      // steps that are left, if the observation was complete
 	Refused        error            // why the desired state is impossible
+	RefusedAs      config.Reason    // of Refused, as in the node's condition; empty if that may pass by itself
 	Verdicts       []drain.Verdict  // on the pods that have to leave for the steps
 	Driver         string           // why the agent could not see the GPUs
 	Sick           []api.Finding    // about GPUs that cannot be used or trusted, by the watch of their health
