@@ -128,6 +128,10 @@ func TestADiagnosisNamesTheCause(t *testing.T) {
 			causes:  []api.Cause{api.CauseRequestRefused}, verdict: api.VerdictFree,
 			says: []string{"UnknownConfig", "set the label to one of the names in the message"},
 		}, {
+			name: "a GPU is lost in the middle", provoke: func(w *world) { w.startDrain(); w.setLost(1, true) },
+			causes: []api.Cause{api.Cause(config.ReasonGPULost), api.CauseChangeFailed}, verdict: api.VerdictGivesBack,
+			says: []string{"restores the former GPUs", "reboot the node"},
+		}, {
 			name: "outside of its window", provoke: func(w *world) {
 				w.setMaintenance(until(time.Now()))
 				w.turn()

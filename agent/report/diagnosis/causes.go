@@ -179,8 +179,12 @@ func (e *Evidence) change() []api.Finding {
 			You: e.stalledAdvice(),
 		})
 	case e.Want.UndoCause != nil:
+		cause := api.CauseRequestGone
+		if errors.Is(e.Want.UndoCause, nvml.ErrLost) { // the label still requests it
+			cause = api.CauseChangeFailed
+		}
 		out = append(out, api.Finding{
-			Cause: api.CauseRequestGone, Evidence: change + ": " + e.Want.UndoCause.Error(),
+			Cause: cause, Evidence: change + ": " + e.Want.UndoCause.Error(),
 			Agent: "restores the former GPUs, verifies them, and releases the node", Waits: e.stalled(),
 			You: e.stalledAdvice(),
 		})
