@@ -75,13 +75,13 @@ type Status struct {
 	// StaleResources are resources of former configs, which kubelet keeps on the node at 0. They are there once the node is as desired.
 	StaleResources []string `json:"staleResources,omitempty"`
 
-	// Models are the kinds of GPUs that can be cut, each once.
+	// Models are the kinds of GPUs, each once. GPUs that are lost are in none, and neither are vGPUs.
 	Models []Model `json:"models,omitempty"`
 	// Held are the pods that have GPUs or parts of them; nil if the annotation has no room for them.
 	Held []Held `json:"held,omitzero"`
 }
 
-// Model is one kind of GPU, with the instances that the driver offers on it.
+// Model is one kind of GPU, with the instances that the driver offers on it; a GPU that cannot be cut has none.
 type Model struct {
 	Name     string    `json:"name"` // "NVIDIA H100 80GB HBM3"
 	GPUs     []int     `json:"gpus"` // by their index on the node

@@ -15,11 +15,12 @@ const (
 	mostPlaces = 64 // of one pod
 )
 
-// Models returns the kinds of GPUs that can be cut, each once, with the profiles that have a place.
+// Models returns the kinds of GPUs, each once, with the profiles that have a place: none for a GPU that cannot be cut. It leaves out lost GPUs, since
+// nothing is known of them, and vGPUs: only the host cuts those.
 func Models(gpus []nvml.GPU) []api.Model {
 	var out []api.Model
 	for _, gpu := range gpus {
-		if !gpu.Capable || gpu.Lost || gpu.Virtualization == nvml.VirtualGPU {
+		if gpu.Lost || gpu.Model == "" || gpu.Virtualization == nvml.VirtualGPU {
 			continue
 		}
 		profiles := profilesOf(gpu)
@@ -38,7 +39,7 @@ func Models(gpus []nvml.GPU) []api.Model {
 // profilesOf returns the profiles of a GPU, as the driver orders them. It leaves out those without a place, and those with places of several sizes, which no
 // known GPU has.
 func profilesOf(gpu nvml.GPU) []api.Profile {
-	var out []api.Profile
+	out := []api.Profile{}
 	for _, p := range gpu.Profiles {
 		if len(p.Placements) == 0 || slices.ContainsFunc(p.Placements, func(at nvml.Span) bool { return at.Size != p.Placements[0].Size }) {
 			continue

@@ -36,16 +36,17 @@ func snapshotOf(t *testing.T, spec gpusim.Spec) []nvml.GPU {
 	return gpus
 }
 
-func TestTheModelsAreTheKindsOfGPUsThatCanBeCut(t *testing.T) {
+func TestTheModelsAreTheKindsOfGPUs(t *testing.T) {
 	all := snapshotOf(t, gpusim.Spec{GPUs: []gpusim.GPUSpec{{Model: "A100-80GB"}, {Model: "T4"}, {Model: "A100-80GB", MIG: true}, {Model: "H100-80GB"}, {Model: "H100-80GB"}}})
 	for name, row := range map[string]struct {
 		change func(gpus []nvml.GPU)
 		want   string
 	}{
-		"each kind once":            {func([]nvml.GPU) {}, "[0 2] [3 4]"},
-		"without a lost one":        {func(gpus []nvml.GPU) { gpus[3].Lost = true }, "[0 2] [4]"},
-		"without a vGPU":            {func(gpus []nvml.GPU) { gpus[0].Virtualization = nvml.VirtualGPU }, "[2] [3 4]"},
-		"another driver's profiles": {func(gpus []nvml.GPU) { gpus[4].Profiles = gpus[4].Profiles[1:] }, "[0 2] [3] [4]"},
+		"each kind once":               {func([]nvml.GPU) {}, "[0 2] [1] [3 4]"},
+		"without a lost one":           {func(gpus []nvml.GPU) { gpus[3].Lost = true }, "[0 2] [1] [4]"},
+		"without one that has no name": {func(gpus []nvml.GPU) { gpus[1].Model = "" }, "[0 2] [3 4]"},
+		"without a vGPU":               {func(gpus []nvml.GPU) { gpus[0].Virtualization = nvml.VirtualGPU }, "[1] [2] [3 4]"},
+		"another driver's profiles":    {func(gpus []nvml.GPU) { gpus[4].Profiles = gpus[4].Profiles[1:] }, "[0 2] [1] [3] [4]"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			gpus := append([]nvml.GPU(nil), all...)
@@ -53,7 +54,7 @@ func TestTheModelsAreTheKindsOfGPUsThatCanBeCut(t *testing.T) {
 			var got []string
 			for _, m := range Models(gpus) {
 				got = append(got, fmt.Sprint(m.GPUs))
-				if of := gpus[m.GPUs[0]]; m.Name != of.Model || len(m.Profiles) != len(of.Profiles) {
+				if of := gpus[m.GPUs[0]]; m.Name != of.Model || m.Profiles == nil || len(m.Profiles) != len(of.Profiles) {
 					t.Errorf("%s with %d profiles is %s with %d", m.Name, len(m.Profiles), of.Model, len(of.Profiles))
 				}
 			}
@@ -76,7 +77,7 @@ func TestAModelHasTheProfilesThatHaveAPlace(t *testing.T) {
 			t.Errorf("want %+v among %+v", want, all)
 		}
 	}
-	uneven := nvml.GPU{Capable: true, Profiles: []nvml.Profile{
+	uneven := nvml.GPU{Model: "uneven", Capable: true, Profiles: []nvml.Profile{
 		{Name: "a", Placements: []nvml.Span{{Size: 1}, {Start: 1, Size: 2}}}, {Name: "b"}, {Name: "c", Placements: []nvml.Span{{Size: 1}}},
 	}}
 	if got := Models([]nvml.GPU{uneven})[0].Profiles; len(got) != 1 || got[0].Name != "c" {

@@ -51,7 +51,7 @@ func hardwareOf(n *corev1.Node, s api.Status, pods []*corev1.Pod, all bool, clai
 		return &hardware{unknown: "its agent does not report how its GPUs can be cut"}
 	case s.Owner == api.OwnerBoth:
 		return &hardware{unknown: "several programs offer its GPUs"}
-	case !h.claims && n.Labels[config.LabelMIGStrategy] == string(config.MIGStrategySingle):
+	case !h.claims && n.Labels[config.LabelMIGStrategy] == string(config.MIGStrategySingle) && slices.ContainsFunc(s.Models, canBeCut):
 		return &hardware{unknown: "its MIG strategy is single: all its GPUs would have to be cut alike"}
 	case len(s.GPUs) > mostGPUs:
 		return &hardware{unknown: fmt.Sprintf("its status has more than %d GPUs", mostGPUs)}
@@ -99,9 +99,12 @@ func (k kinds) of(m api.Model) uint32 {
 	return k[offers]
 }
 
+// canBeCut reports whether the driver offers instances on GPUs of the model.
+func canBeCut(m api.Model) bool { return len(m.Profiles) > 0 }
+
 // modelOf is a GPU of the model; false for one that no GPU can be.
 func (k kinds) modelOf(m api.Model) (g nvml.GPU, ok bool) {
-	g = nvml.GPU{Model: m.Name, DeviceID: k.of(m), Capable: true}
+	g = nvml.GPU{Model: m.Name, DeviceID: k.of(m), Capable: canBeCut(m)}
 	for _, p := range m.Profiles {
 		out := nvml.Profile{Name: p.Name, Slices: p.Slices, Max: p.Max, Engines: p.Engines}
 		for _, at := range p.At {
@@ -118,7 +121,7 @@ func (k kinds) modelOf(m api.Model) (g nvml.GPU, ok bool) {
 	return g, len(m.Profiles) <= mostProfiles && g.MemorySlices() <= mostSlices
 }
 
-// gpuOf is a GPU of the status, of a model that can be cut if known is set.
+// gpuOf is a GPU of the status; known says that the status has its model.
 func gpuOf(g api.StatusGPU, model nvml.GPU, known bool) (out demand.GPU, ok bool) {
 	out = demand.GPU{GPU: model, On: map[int][]string{}}
 	out.Index, out.UUID, out.Lost = g.Index, g.UUID, g.Lost || g.Missing || !known && g.MIG

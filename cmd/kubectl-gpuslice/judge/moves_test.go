@@ -92,6 +92,17 @@ func (c *pool) node(name string, gpus ...string) *corev1.Node {
 	return &c.Nodes[len(c.Nodes)-1]
 }
 
+// l4 adds a node with GPUs that cannot be cut.
+func (c *pool) l4(name string, gpus ...string) *corev1.Node {
+	n := c.node(name, gpus...)
+	s := c.status[name]
+	s.Models = []api.Model{{Name: "NVIDIA L4", GPUs: s.Models[0].GPUs, Profiles: []api.Profile{}}}
+	for i := range s.GPUs {
+		s.GPUs[i].Slices = 0
+	}
+	return n
+}
+
 // running1 is a pod of a StatefulSet that requests one of the resource; pending without a node.
 func running1(namespace, name, node, resourceName string) *corev1.Pod {
 	p := pod(name, func(p *corev1.Pod) {
@@ -406,6 +417,19 @@ func TestWhatAPendingPodNeeds(t *testing.T) {
 				c.node("gpu-1", "off").Labels = map[string]string{config.LabelMIGStrategy: "single"}
 			},
 			want: "NotKnown", says: "single",
+		},
+		"GPUs that cannot be cut": {
+			build: func(c *pool) { c.l4("l4-1", "off") }, want: "TooLarge", says: "no node could have what it requests",
+		},
+		"GPUs that cannot be cut, under the strategy single": {
+			build: func(c *pool) { c.l4("l4-1", "off").Labels = map[string]string{config.LabelMIGStrategy: "single"} },
+			want:  "TooLarge", says: "no node could have what it requests",
+		},
+		"GPUs that cannot be cut, beside one that can": {
+			build: func(c *pool) { c.l4("l4-1", "off"); c.node("gpu-1", "off") }, want: "NeedsRecut gpu-1 0:3g.40gb@0",
+		},
+		"a whole GPU that cannot be cut, of another pod": {
+			build: func(c *pool) { c.l4("l4-1", "off:team/a") }, asks: "nvidia.com/gpu", want: "NeedsDrain",
 		},
 		"a node that is being changed": {
 			build: func(c *pool) {
