@@ -67,7 +67,7 @@ func (g *gpuView) state(known bool) string {
 		return string(g.Health.Reason)
 	case g.Missing:
 		return "missing"
-	case known:
+	case known && !g.Earlier && !g.Lost:
 		return "well"
 	default:
 		return ""
@@ -86,9 +86,17 @@ func (h *gpuHealth) colour() text.Color {
 	}
 }
 
-// healthKnown reports whether the agent says of each GPU whether it is well.
+// healthKnown reports whether the agent says of each GPU whether it is well. While the driver does not answer, the condition alone is new: it reports a GPU as
+// unhealthy, and the status of a pass before does not say which.
 func (v *nodeView) healthKnown() bool {
-	return v.Health != nil && v.Health.Unhealthy != corev1.ConditionUnknown
+	switch {
+	case v.Health == nil || v.Health.Unhealthy == corev1.ConditionUnknown:
+		return false
+	case v.Health.Unhealthy == corev1.ConditionFalse:
+		return true
+	default:
+		return slices.ContainsFunc(v.GPUs, func(g gpuView) bool { return g.Health != nil && string(g.Health.Reason) == v.Health.Reason })
+	}
 }
 
 // healthLines say what is wrong with the GPU and what the user has to do, and which errors it has had.

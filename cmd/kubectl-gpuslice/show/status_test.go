@@ -1,6 +1,7 @@
 package show
 
 import (
+	"cmp"
 	"strings"
 	"testing"
 	"time"
@@ -338,6 +339,43 @@ func TestNothingIsSaidOfAGPUThatIsNotSeen(t *testing.T) {
 			if strings.Contains(said, never) {
 				t.Errorf("%s: it says %q:\n%s", name, never, said)
 			}
+		}
+	}
+}
+
+// The condition alone does not say which GPUs are well.
+func TestAGPUIsWellOnlyWhereItsHealthIsReported(t *testing.T) {
+	critical := &api.GPUHealth{Reason: config.ReasonXidCritical, Severity: severityCritical}
+	for name, c := range map[string]struct {
+		status corev1.ConditionStatus // of GPUUnhealthy
+		health *api.GPUHealth         // of GPU 1
+		reason config.Reason          // of GPUPartitionReady
+		silent bool
+		says   string // of GPU 0
+	}{
+		"all are well":                          {status: corev1.ConditionFalse, says: "GPU 0-1 whole, well"},
+		"one is not, as its status says":        {status: corev1.ConditionTrue, health: critical, says: "GPU 0 GPU-0 whole, well"},
+		"one is not, and no status says which":  {status: corev1.ConditionTrue, says: "GPU 0-1 whole"},
+		"one has had Xids, another one is sick": {status: corev1.ConditionTrue, health: &api.GPUHealth{Xids: []api.XidSeen{{Number: 31}}}, says: "GPU 0 GPU-0 whole"},
+		"not known":                             {status: corev1.ConditionUnknown, says: "GPU 0-1 whole"},
+		"the agent is silent":                   {status: corev1.ConditionFalse, silent: true, says: "GPU 0-1 whole when last seen"},
+		"the driver is away":                    {status: corev1.ConditionFalse, reason: config.ReasonDriverNotLoaded, says: "GPU 0-1 whole when last seen"},
+	} {
+		n := agenttest.GPUNode("gpu-1")
+		s := agenttest.Done()
+		s.GPUs = []api.StatusGPU{{Index: 0, UUID: "GPU-0"}, {Index: 1, UUID: "GPU-1", Health: c.health}}
+		agenttest.Concludes(agenttest.States(n, s), agenttest.Research("", cmp.Or(c.reason, s.Reason), 0), "as it is")
+		n.Status.Conditions = append(n.Status.Conditions, corev1.NodeCondition{Type: config.ConditionGPUUnhealthy, Status: c.status, Reason: string(config.ReasonXidCritical), Message: "GPU 1"})
+		now := time.Now()
+		if c.silent {
+			now = now.Add(time.Hour)
+		}
+		v := viewOf(n, now)
+		if said := draw(&v, output.Paper{Now: now}); !strings.Contains(said+"\n", c.says+"\n") {
+			t.Errorf("%s: want %q:\n%s", name, c.says, said)
+		}
+		if page := string(v.section(output.Paper{Now: now})); strings.Contains(page, "well") != strings.Contains(c.says, "well") {
+			t.Errorf("%s: the page says otherwise:\n%s", name, page)
 		}
 	}
 }
