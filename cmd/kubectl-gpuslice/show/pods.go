@@ -48,10 +48,12 @@ func (s *statusRequest) seePods(ctx context.Context, client kube.Interface, node
 			silent = append(silent, v.Node)
 		}
 	}
-	pods, other := podsOn(ctx, client, silent)
+	pods, other := podsOn(ctx, client, silent, s.namespace)
 	for i := range views {
 		if v := &views[i]; slices.Contains(silent, v.Node) && !v.addReported(&nodes[i], pods, other) {
-			v.Pods.Asking = asking(v.Node, pods)
+			if v.Pods.Asking = asking(v.Node, pods); other != missing && len(v.Pods.Asking) > 0 {
+				v.Pods.Asking = append(v.Pods.Asking, "perhaps more in namespaces that you may not see")
+			}
 		}
 	}
 	return nil
@@ -155,8 +157,9 @@ func (v *nodeView) heed(a *cluster.Asked) bool {
 	return false
 }
 
-// podsOn lists the pods of nodes, and says what a pod is that the list lacks. For several nodes it reads all pods at once, from the API server's cache.
-func podsOn(ctx context.Context, client kube.Interface, nodes []string) (pods []corev1.Pod, other string) {
+// podsOn lists the pods of nodes, and says what a pod is that the list lacks. For several nodes it reads all pods at once, from the API server's cache. A user
+// who may not list pods of all namespaces has those of one.
+func podsOn(ctx context.Context, client kube.Interface, nodes []string, namespace string) (pods []corev1.Pod, other string) {
 	o := metav1.ListOptions{ResourceVersion: "0"}
 	switch len(nodes) {
 	case 0:
@@ -165,13 +168,17 @@ func podsOn(ctx context.Context, client kube.Interface, nodes []string) (pods []
 		o = metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("spec.nodeName", nodes[0]).String()}
 	}
 	list, err := client.Pods("").List(ctx, o)
+	if other = missing; apierrors.IsForbidden(err) {
+		other = unlisted
+		list, err = client.Pods(namespace).List(ctx, o)
+	}
 	switch {
 	case apierrors.IsForbidden(err):
 		return nil, unlisted
 	case err != nil:
 		return nil, unread
 	default:
-		return list.Items, missing
+		return list.Items, other
 	}
 }
 

@@ -80,6 +80,16 @@ GPU 0 GPU-5d1c7f00-1111-2222-3333-444455556666 MIG, 0 of 2 free
 	}, agenttest.GPU("gpu-1"))
 }
 
+// refuseIn takes the right from the user where a request is of that namespace; of all namespaces if it is empty.
+func refuseIn(w *world, verb, resource, namespace string) {
+	w.Client.PrependReactor(verb, resource, func(a k8stesting.Action) (bool, runtime.Object, error) {
+		if a.GetNamespace() != namespace {
+			return false, nil, nil
+		}
+		return true, nil, apierrors.NewForbidden(schema.GroupResource{Resource: resource}, "", errors.New("no"))
+	})
+}
+
 // refuse takes a right from the user.
 func refuse(w *world, verb, resource string) {
 	w.Client.PrependReactor(verb, resource, func(k8stesting.Action) (bool, runtime.Object, error) {
@@ -99,6 +109,11 @@ func TestWithoutTheRightToAskTheAgentTheDrawingSaysSo(t *testing.T) {
 				t.Errorf("%q: exit code %d: %s", args, code, said)
 			}
 		}
+		refuseIn(w, "list", "pods", "")
+		const own = "team/notebook (nvidia.com/mig-1g.10gb 1), perhaps more in namespaces that you may not see"
+		if said, code := w.Run("status", "gpu-1", "-n", "team"); code != 0 || !strings.Contains(said, own) {
+			t.Errorf("without the right to list all pods: exit code %d: %s", code, said)
+		}
 	}, agenttest.GPU("gpu-1"))
 }
 
@@ -112,6 +127,7 @@ func TestWithoutTheRightToAskTheLastReportIsShown(t *testing.T) {
 	}
 	for name, row := range map[string]struct {
 		change    func(w *world)
+		args      []string
 		want, top string
 		code      int
 	}{
@@ -132,6 +148,19 @@ a pod that the API server does not list has devices of gpu-1, and it is not know
 			top: `
 POD                           NODE    GPU
 a pod that you may not list   gpu-1   0 2g.20gb@2
+a pod that you may not list   gpu-1   0 3g.40gb@4
+a pod that you may not list   gpu-1   1
+how much they use is not known: asking the agents needs the verb patch on nodes, which you lack
+a pod that you may not list has devices of gpu-1, and it is not known which
+`,
+		},
+		"who may list those of the own namespace": {
+			change: func(w *world) { refuseIn(w, "list", "pods", "") },
+			args:   []string{"-n", "team"},
+			want:   "#5   2g.20gb@2  team/notebook",
+			top: `
+POD                           NODE    GPU
+team/notebook                 gpu-1   0 2g.20gb@2
 a pod that you may not list   gpu-1   0 3g.40gb@4
 a pod that you may not list   gpu-1   1
 how much they use is not known: asking the agents needs the verb patch on nodes, which you lack
@@ -176,11 +205,11 @@ error: no agent of 1 node has answered
 				if row.change != nil {
 					row.change(w)
 				}
-				said, code := w.Run("status", "gpu-1")
+				said, code := w.Run(append([]string{"status", "gpu-1"}, row.args...)...)
 				if code != 0 || !strings.Contains(said, row.want) {
 					t.Errorf("exit code %d: %s", code, said)
 				}
-				w.Start("top", "gpu-1")
+				w.Start(append([]string{"top", "gpu-1"}, row.args...)...)
 				w.Is(row.top, row.code)
 			}, agenttest.GPU("gpu-1"))
 		})

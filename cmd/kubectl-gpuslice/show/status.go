@@ -27,6 +27,8 @@ type statusRequest struct {
 	format string
 	watch  bool
 	ask    bool
+	// namespace is the user's own.
+	namespace string
 }
 
 // Status is the command.
@@ -62,6 +64,9 @@ agent of the node lists the pods: the command asks it by an annotation, which ne
 			}
 			if s.watch {
 				return s.follow(cmd.Context(), client, found, len(args) > 0, cmd.OutOrStdout())
+			}
+			if s.namespace, _, err = o.Namespace(); err != nil {
+				return fmt.Errorf("finding the namespace: %w", err)
 			}
 			return s.print(cmd.Context(), client, found, len(args) > 0, cmd.OutOrStdout())
 		},

@@ -38,6 +38,8 @@ type topRequest struct {
 	nodes  cluster.Selection
 	format string
 	order  string
+	// namespace is the user's own.
+	namespace string
 }
 
 // Top is the command.
@@ -68,9 +70,12 @@ a question mark shows that, and the line below the table says why.`,
 			if err != nil {
 				return err
 			}
+			if r.namespace, _, err = o.Namespace(); err != nil {
+				return fmt.Errorf("finding the namespace: %w", err)
+			}
 			found, err := r.nodes.OrAll(cmd.Context(), client, args)
 			if apierrors.IsForbidden(err) && len(args) == 0 && r.nodes.Selector == "" {
-				return r.printOwn(cmd.Context(), o, client, cmd.OutOrStdout())
+				return r.printOwn(cmd.Context(), client, cmd.OutOrStdout())
 			}
 			if err != nil {
 				return err
@@ -118,12 +123,8 @@ type uses struct {
 }
 
 // printOwn writes what the user's namespace shows.
-func (r *topRequest) printOwn(ctx context.Context, o *cluster.Options, client kube.Interface, w io.Writer) error {
-	namespace, _, err := o.Namespace()
-	if err != nil {
-		return fmt.Errorf("finding the namespace: %w", err)
-	}
-	all, err := requested(ctx, client, namespace)
+func (r *topRequest) printOwn(ctx context.Context, client kube.Interface, w io.Writer) error {
+	all, err := requested(ctx, client, r.namespace)
 	if err != nil {
 		return err
 	}
@@ -136,13 +137,13 @@ func (r *topRequest) printOwn(ctx context.Context, o *cluster.Options, client ku
 }
 
 // reported are what pods have by the agents' last reports.
-func reported(ctx context.Context, client kube.Interface, nodes []corev1.Node) uses {
+func reported(ctx context.Context, client kube.Interface, nodes []corev1.Node, namespace string) uses {
 	all := uses{Uses: []use{}, notes: []string{"how much they use is not known: asking the agents needs the verb patch on nodes, which you lack"}}
 	var names []string
 	for i := range nodes {
 		names = append(names, nodes[i].Name)
 	}
-	pods, other := podsOn(ctx, client, names)
+	pods, other := podsOn(ctx, client, names, namespace)
 	for i := range nodes {
 		v := viewOf(&nodes[i], time.Now())
 		if !v.addReported(&nodes[i], pods, other) {
@@ -177,7 +178,7 @@ func (r *topRequest) print(ctx context.Context, client kube.Interface, nodes []c
 	}
 	all := usesOf(q)
 	if err != nil {
-		all = reported(ctx, client, nodes)
+		all = reported(ctx, client, nodes, r.namespace)
 	}
 	all.sort(r.order)
 	said, err := r.text(all, output.PaperOf(w))
