@@ -217,15 +217,18 @@ func (a *advice) answer(ctx context.Context, client kube.Interface) (answer, err
 // read reads the cluster, and finds what the pods need.
 func (a *advice) read(ctx context.Context, client kube.Interface) (*advised, error) {
 	c, err := judge.ReadFor(ctx, client, isPending, a.whatIfs(nil)...)
-	lacks := "" // the right that the user lacks to see the cluster
+	lacks, narrowed := "", false // the right that the user lacks to see the cluster, and whether pods of other namespaces are left out
 	if apierrors.IsForbidden(err) {
 		lacks = "listing " + forbidden(err)
-		c, err = a.readOwn(ctx, client)
+		c, narrowed, err = a.readOwn(ctx, client)
 	}
 	if err != nil {
 		return nil, err
 	}
 	out := &advised{Moves: []adviceFor{}, Proposals: []proposal{}, Waiting: []waiting{}}
+	if narrowed {
+		out.note("pods of other namespaces than %s are left out: listing pods of all namespaces needs rights that you lack", a.namespace)
+	}
 	pending, err := a.find(ctx, client, c, out)
 	if err != nil {
 		return nil, err
@@ -246,7 +249,7 @@ func (a *advice) read(ctx context.Context, client kube.Interface) (*advised, err
 	a.add(out, q, judge.Moves(ctx, q), lacks)
 	if len(out.Moves) == 0 && len(a.names) == 0 {
 		out.none = "no pod that requests a GPU is pending"
-		if lacks != "" || a.only != "" {
+		if narrowed || a.only != "" {
 			out.none += " in namespace " + sanitize.Cut(a.namespace, longestPod)
 		}
 	}
@@ -292,25 +295,30 @@ func (a *advice) named(name string) string {
 	return a.namespace + "/" + name
 }
 
-// readOwn reads what a user may see who may not list nodes, or pods of all namespaces: the pods of the own namespaces.
-func (a *advice) readOwn(ctx context.Context, client kube.Interface) (*judge.Cluster, error) {
+// readOwn reads the pods that a user may list who lacks another right to see the cluster: all, or those of the own namespaces. Narrowed reports that the user
+// has asked for all, and gets those of the own namespace.
+func (a *advice) readOwn(ctx context.Context, client kube.Interface) (c *judge.Cluster, narrowed bool, err error) {
 	namespaces := map[string]bool{}
 	for _, name := range a.names {
 		namespace, _, _ := strings.Cut(a.named(name), "/")
 		namespaces[namespace] = true
 	}
 	if len(a.names) == 0 {
-		namespaces[a.namespace] = true
+		namespaces[a.only] = true
 	}
-	var c judge.Cluster
+	c = &judge.Cluster{}
 	for _, namespace := range slices.Sorted(maps.Keys(namespaces)) {
 		list, err := client.Pods(namespace).List(ctx, metav1.ListOptions{ResourceVersion: "0"})
+		if namespace == "" && apierrors.IsForbidden(err) {
+			narrowed, namespace = true, a.namespace
+			list, err = client.Pods(namespace).List(ctx, metav1.ListOptions{ResourceVersion: "0"})
+		}
 		if err != nil {
-			return nil, fmt.Errorf("listing pods of namespace %s: %w", namespace, err)
+			return nil, false, fmt.Errorf("listing pods of namespace %s: %w", namespace, err)
 		}
 		c.Pods = append(c.Pods, list.Items...)
 	}
-	return &c, nil
+	return c, narrowed, nil
 }
 
 // find returns the pending pods, and notes which of the named pods are not pending. The lists come from a cache, which a new pod may not have reached.

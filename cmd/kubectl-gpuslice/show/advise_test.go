@@ -501,7 +501,22 @@ func TestAdvice(t *testing.T) {
 		},
 		"no right to list nodes": {
 			build: then(idle, func(w adviser) { w.pod("default/a", mig3); w.pod("team/b", mig3) }, forbidden("list", "nodes")), code: 5,
-			says: []string{"default/a  NotKnown\n", "listing nodes needs rights that you lack", "the scheduler says: 0/2 nodes", mig3 + " 1, for 3m"}, not: "team/b",
+			says: []string{"default/a  NotKnown\n", "team/b  NotKnown\n", "listing nodes needs rights that you lack", "the scheduler says: 0/2 nodes", mig3 + " 1, for 3m"},
+			not:  "left out",
+		},
+		"no right to list nodes and all pods": {
+			build: then(idle, func(w adviser) { w.pod("default/a", mig3); w.pod("team/b", mig3) }, forbidden("list", "nodes"), forbidden("list", "pods")), code: 5,
+			says: []string{"default/a  NotKnown\n", "pods of other namespaces than default are left out: listing pods of all namespaces needs rights that you lack"}, not: "team/b",
+		},
+		"no right to list budgets": {
+			build: then(idle, waits, forbidden("list", "poddisruptionbudgets")), code: 5,
+			says: []string{"team/a  NotKnown\n", "listing poddisruptionbudgets needs rights that you lack"}, not: "no pod",
+		},
+		"no right to list all pods, and nothing waits there": {
+			build: then(idle, waits, forbidden("list", "pods")),
+			says: []string{
+				"no pod that requests a GPU is pending in namespace default\n", "note: pods of other namespaces than default are left out: listing pods of all namespaces needs rights",
+			}, not: "team/a",
 		},
 		"no right to list all pods": {
 			build: then(idle, waits, forbidden("list", "pods")), args: "-n team", code: 5, says: []string{"team/a  NotKnown\n", "listing pods needs rights that you lack"},
