@@ -211,6 +211,10 @@ error: no agent of 1 node has answered
 				}
 				w.Start(append([]string{"top", "gpu-1"}, row.args...)...)
 				w.Is(row.top, row.code)
+				const unknown = `"how much they use is not known: asking the agents needs the verb patch on nodes, which you lack"`
+				if said, _ := w.Run(append([]string{"top", "gpu-1", "-o", "json"}, row.args...)...); !strings.Contains(said, "\"notes\": [\n    "+unknown) {
+					t.Errorf("the JSON has no note of it: %s", said)
+				}
 			}, agenttest.GPU("gpu-1"))
 		})
 	}

@@ -119,7 +119,7 @@ type uses struct {
 	Requested []requesting `json:"requested,omitempty"`
 	More      int          `json:"more,omitempty"` // uses that the agents have left out
 	Silent    []silent     `json:"silent,omitempty"`
-	notes     []string
+	Notes     []string     `json:"notes,omitempty"` // what is not known, and why
 }
 
 // printOwn writes what the user's namespace shows.
@@ -138,7 +138,7 @@ func (r *topRequest) printOwn(ctx context.Context, client kube.Interface, w io.W
 
 // reported are what pods have by the agents' last reports.
 func reported(ctx context.Context, client kube.Interface, nodes []corev1.Node, namespace string) uses {
-	all := uses{Uses: []use{}, notes: []string{"how much they use is not known: asking the agents needs the verb patch on nodes, which you lack"}}
+	all := uses{Uses: []use{}, Notes: []string{"how much they use is not known: asking the agents needs the verb patch on nodes, which you lack"}}
 	var names []string
 	for i := range nodes {
 		names = append(names, nodes[i].Name)
@@ -161,7 +161,7 @@ func reported(ctx context.Context, client kube.Interface, nodes []corev1.Node, n
 			}
 		}
 		for _, pod := range v.Pods.Anywhere {
-			all.notes = append(all.notes, fmt.Sprintf("%s has devices of %s, and it is not known which", pod, v.Node))
+			all.Notes = append(all.Notes, fmt.Sprintf("%s has devices of %s, and it is not known which", pod, v.Node))
 		}
 	}
 	return all
@@ -271,7 +271,7 @@ func (r *topRequest) text(all uses, p output.Paper) (string, error) {
 	if all.More > 0 {
 		parts = append(parts, fmt.Sprintf("and %d more, which have less memory", all.More))
 	}
-	notes := slices.Concat(all.notes, all.unmeasured())
+	notes := slices.Concat(all.Notes, all.unmeasured())
 	for _, s := range all.Silent {
 		notes = append(notes, s.Node+": "+s.Why)
 	}
