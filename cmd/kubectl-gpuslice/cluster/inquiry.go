@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -9,6 +10,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/util/retry"
 	"k8s.io/client-go/util/workqueue"
 
 	"github.com/gpuslice/gpuslice/agent/api"
@@ -34,13 +37,17 @@ const writesAtOnce = 16
 type Inquiry struct {
 	Nodes     []*Asked
 	Unwritten bool // an agent could not be asked, since a write to its node failed
+	again     func(*Asked) error
+	failed    error // of again
 }
 
 // Asked is a node, and what its agent answers.
 type Asked struct {
 	Identity
-	node    *corev1.Node
-	request string // value of config.AnnotationPreview
+	node    *corev1.Node // as last seen
+	request string       // value of config.AnnotationPreview
+	written bool         // by this command; another may have replaced it
+	open    bool         // the node has the request, and an answer to it that comes now is of now
 	Answer  *api.Answer
 	Lost    string // why there will be no answer
 }
@@ -51,7 +58,7 @@ func Of(request string) func(*corev1.Node) string {
 }
 
 // Inquire asks the agents of the nodes, and waits until all have answered, at most for patience. Then it removes its requests. A request is a value of
-// config.AnnotationPreview.
+// config.AnnotationPreview. A node has room for one: Inquire waits while another user's request is there without an answer.
 func Inquire(ctx context.Context, client kube.Interface, nodes []corev1.Node, request func(*corev1.Node) string, patience time.Duration, out *cli.Printer) (*Inquiry, error) {
 	q := &Inquiry{}
 	defer q.withdraw(context.WithoutCancel(ctx), client, out)
@@ -61,21 +68,34 @@ func Inquire(ctx context.Context, client kube.Interface, nodes []corev1.Node, re
 	}
 	waiting, cancel := context.WithTimeoutCause(ctx, patience, ErrLate)
 	defer cancel()
+	q.again = func(a *Asked) error { return a.ask(waiting, client) }
 	var names []string
 	for _, a := range q.Nodes {
 		names = append(names, a.Name)
 	}
-	if err := Follow(waiting, client, names, q); err != nil && !errors.Is(err, ErrLate) {
+	if err := Follow(waiting, client, names, q); err != nil && !errors.Is(err, ErrLate) && !errors.Is(context.Cause(waiting), ErrLate) {
+		q.Unwritten = errors.Is(err, q.failed)
 		return q, err
+	}
+	for _, a := range q.Nodes {
+		if a.Answer == nil && a.Lost == "" && !a.open {
+			a.Lost = "another user has asked its agent something at the same time; ask again"
+		}
 	}
 	return q, nil
 }
 
 // ask asks the agents of all the nodes.
 func (q *Inquiry) ask(ctx context.Context, client kube.Interface, nodes []corev1.Node, request func(*corev1.Node) string) error {
-	asked, failed := make([]*Asked, len(nodes)), make([]error, len(nodes))
-	workqueue.ParallelizeUntil(ctx, writesAtOnce, len(nodes), func(i int) { asked[i], failed[i] = ask(ctx, client, &nodes[i], request(&nodes[i])) })
-	q.Nodes = slices.DeleteFunc(asked, func(a *Asked) bool { return a == nil })
+	for i := range nodes {
+		q.Nodes = append(q.Nodes, &Asked{node: &nodes[i], Identity: Identify(&nodes[i]), request: request(&nodes[i])})
+	}
+	failed := make([]error, len(nodes))
+	workqueue.ParallelizeUntil(ctx, writesAtOnce, len(nodes), func(i int) {
+		if a := q.Nodes[i]; a.free() {
+			failed[i] = a.ask(ctx, client)
+		}
+	})
 	for _, err := range failed {
 		if err != nil { // the first error is enough
 			return err
@@ -84,16 +104,31 @@ func (q *Inquiry) ask(ctx context.Context, client kube.Interface, nodes []corev1
 	return ctx.Err()
 }
 
-// ask sets the request, and removes the answer to an earlier one.
-func ask(ctx context.Context, client kube.Interface, n *corev1.Node, request string) (*Asked, error) {
-	after, err := Write(ctx, client, n, Change{Annotations: map[string]*string{config.AnnotationPreview: &request, config.AnnotationPlan: nil}})
+// free reports whether the node has room for the request. One that the agent has answered is over: the user who made it has seen the answer, or was killed.
+func (a *Asked) free() bool {
+	_, taken := a.node.Annotations[config.AnnotationPreview]
+	_, answered := a.node.Annotations[config.AnnotationPlan]
+	return !taken || answered
+}
+
+// ask sets the request, and removes the answer to an earlier one. It writes nothing to a node that has changed since it was last seen, as by another
+// user.
+func (a *Asked) ask(ctx context.Context, client kube.Interface) error {
+	after, err := Write(ctx, client, a.node, Change{
+		Annotations: map[string]*string{config.AnnotationPreview: &a.request, config.AnnotationPlan: nil}, Unchanged: true,
+	})
 	switch {
 	case apierrors.IsNotFound(err):
-		return &Asked{node: n, Identity: Identify(n), Lost: "the node was deleted"}, nil
+		a.Lost = "the node was deleted"
+		return nil
+	case apierrors.IsConflict(err):
+		return nil
 	case err != nil:
-		return nil, err
+		a.written = a.written || !apierrors.IsForbidden(err) // perhaps: the answer of the API server may be what is lost
+		return err
 	default:
-		return &Asked{node: after, Identity: Identify(after), request: request}, nil
+		a.node, a.Identity, a.written, a.open = after, Identify(after), true, true
+		return nil
 	}
 }
 
@@ -103,20 +138,47 @@ func (q *Inquiry) withdraw(ctx context.Context, client kube.Interface, out *cli.
 	defer cancel()
 	failed := make([]error, len(q.Nodes))
 	workqueue.ParallelizeUntil(ctx, writesAtOnce, len(q.Nodes), func(i int) {
-		_, failed[i] = Write(ctx, client, q.Nodes[i].node, Change{Annotations: map[string]*string{config.AnnotationPreview: nil, config.AnnotationPlan: nil}})
+		if q.Nodes[i].written {
+			failed[i] = q.Nodes[i].withdraw(ctx, client)
+		}
 	})
 	for i, err := range failed {
-		if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) { // the node was deleted, or created again
+		if err != nil && !apierrors.IsNotFound(err) { // the node was deleted
 			out.Printf("warning: %v; to remove the request: kubectl annotate node %s %s-\n", err, q.Nodes[i].Name, config.AnnotationPreview)
 		}
 	}
 }
 
+// withdraw removes the request from the node, unless it is another user's.
+func (a *Asked) withdraw(ctx context.Context, client kube.Interface) error {
+	uid := a.node.UID
+	return retry.OnError(retry.DefaultBackoff, apierrors.IsConflict, func() error {
+		request, asked := a.node.Annotations[config.AnnotationPreview]
+		_, answered := a.node.Annotations[config.AnnotationPlan]
+		if a.node.UID != uid || asked && request != a.request || a.Answer != nil && !answered {
+			return nil // it is another node, or another user has asked, perhaps the same
+		}
+		_, err := Write(ctx, client, a.node, Change{Annotations: map[string]*string{config.AnnotationPreview: nil, config.AnnotationPlan: nil}, Unchanged: true})
+		if !apierrors.IsConflict(err) {
+			return err
+		}
+		now, failed := client.Nodes().Get(ctx, a.Name, metav1.GetOptions{})
+		if failed != nil {
+			return failed
+		}
+		a.node = now
+		return err
+	})
+}
+
 // See implements Watcher.
 func (q *Inquiry) See(n *corev1.Node) {
 	for _, a := range q.Nodes {
-		if a.Name == n.Name {
-			a.see(n)
+		if a.Name != n.Name || a.Answer != nil || a.Lost != "" || a.Outdated(n) {
+			continue
+		}
+		if a.see(n); a.Answer == nil && !a.open && a.free() {
+			q.failed = cmp.Or(q.failed, q.again(a))
 		}
 	}
 }
@@ -138,19 +200,21 @@ func (q *Inquiry) Trouble(error) {}
 
 // Settled implements Watcher.
 func (q *Inquiry) Settled() (bool, error) {
-	return !slices.ContainsFunc(q.Nodes, func(a *Asked) bool { return a.Answer == nil && a.Lost == "" }), nil
+	return !slices.ContainsFunc(q.Nodes, func(a *Asked) bool { return a.Answer == nil && a.Lost == "" }), q.failed
 }
 
+// see takes the answer, also one to another user's request that is the same. An answer that was there before the request is of an earlier state.
 func (a *Asked) see(n *corev1.Node) {
-	if a.Answer != nil || a.Lost != "" || a.Outdated(n) {
+	a.node = n
+	request, asked := n.Annotations[config.AnnotationPreview]
+	if !asked || request != a.request {
+		a.written, a.open = false, false
 		return
 	}
-	if n.Annotations[config.AnnotationPreview] != a.request {
-		a.Lost = "another user has asked its agent something at the same time; ask again"
-		return
-	}
+	text, answered := n.Annotations[config.AnnotationPlan]
+	a.open = a.open || !answered
 	var given api.Answer
-	if json.Unmarshal([]byte(n.Annotations[config.AnnotationPlan]), &given) == nil && given.For == a.request {
+	if a.open && json.Unmarshal([]byte(text), &given) == nil && given.For == a.request {
 		sanitizeAnswer(&given)
 		a.Answer = &given
 	}

@@ -13,11 +13,17 @@ import (
 )
 
 // Change holds labels and annotations to set on a node; nil removes one.
-type Change struct{ Labels, Annotations map[string]*string }
+type Change struct {
+	Labels, Annotations map[string]*string
+	Unchanged           bool // only if nothing else has changed the node since it was read; otherwise the error is a conflict
+}
 
 // Write changes a node, and returns its new state. It fails if the node was deleted and created again in between.
 func Write(ctx context.Context, client kube.Interface, node *corev1.Node, what Change) (*corev1.Node, error) {
 	metadata := map[string]any{"uid": node.UID}
+	if what.Unchanged && node.ResourceVersion != "" {
+		metadata["resourceVersion"] = node.ResourceVersion
+	}
 	if len(what.Labels) > 0 {
 		metadata["labels"] = what.Labels
 	}

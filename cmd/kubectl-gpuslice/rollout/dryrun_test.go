@@ -87,7 +87,7 @@ error: profile research would be refused by 1 node, is not answered by 3 nodes
 		if took := time.Since(began); took != planTime {
 			t.Errorf("it took %s", took)
 		}
-		w.Untouched("gpu-1", "gpu-2", "gpu-4")
+		w.Untouched("gpu-1", "gpu-2") // the request of another user stays
 	}, agenttest.GPU("gpu-1"), agenttest.GPU("gpu-2"), agenttest.GPU("gpu-3"), agenttest.GPU("gpu-4"))
 }
 
