@@ -63,10 +63,18 @@ func fitting(ctx context.Context, client kube.Interface, selector string) ([]cor
 	}
 	list, err := client.Nodes().List(ctx, metav1.ListOptions{LabelSelector: selector})
 	if err != nil {
-		return nil, fmt.Errorf("listing nodes: %w", err)
+		return nil, unreadable("listing nodes", err)
 	}
 	slices.SortFunc(list.Items, byName)
 	return list.Items, nil
+}
+
+// unreadable is the error of a read of nodes. It says what a user can do who may not read them.
+func unreadable(doing string, err error) error {
+	if apierrors.IsForbidden(err) {
+		return fmt.Errorf("%s: %w; without rights to nodes, kubectl gpuslice top shows the pods of your namespace that request GPUs", doing, err)
+	}
+	return fmt.Errorf("%s: %w", doing, err)
 }
 
 // NodesNamed reads nodes by their names, which may be as kubectl get -o name writes them. It reads several by one request, if the user may list
@@ -93,7 +101,7 @@ func NodesNamed(ctx context.Context, client kube.Interface, names []string) ([]c
 		switch {
 		case apierrors.IsNotFound(err):
 		case err != nil:
-			return nil, fmt.Errorf("reading node %s: %w", name, err)
+			return nil, unreadable("reading node "+name, err)
 		default:
 			all = append(all, *n)
 		}
