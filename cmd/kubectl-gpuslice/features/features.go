@@ -19,6 +19,9 @@ const (
 	labelVirtual = "nvidia.com/vgpu.present"
 )
 
+// SuffixShared ends the product of GPUs or MIG devices that are shared.
+const SuffixShared = "-SHARED"
+
 // MostGPUs is more than any machine has.
 const MostGPUs = 64
 

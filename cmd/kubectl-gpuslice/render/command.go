@@ -1,6 +1,7 @@
 package render
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -258,7 +259,7 @@ func (r rendering) given(ctx context.Context, o *cluster.Options, stdin io.Reade
 	if err != nil {
 		return nil, nil, err
 	}
-	from := Sources{MIG: known.MIG, Profiles: known.Profiles, Strategy: config.MIGStrategy(r.strategy), DRA: r.dra}
+	from := Sources{MIG: known.MIG, Profiles: known.Profiles, Plugin: known.Plugin, Strategy: config.MIGStrategy(r.strategy), DRA: r.dra}
 	if r.nodes != "" {
 		client, err := o.Client()
 		if err != nil {
@@ -278,17 +279,19 @@ func (r rendering) given(ctx context.Context, o *cluster.Options, stdin io.Reade
 	if len(unknown) > 0 {
 		return nil, nil, unknown[0].Err
 	}
-	return given, nil, nil
+	return given, from.notes(given), nil
 }
 
 // givenByNodes is what the nodes of the cluster give. It leaves out nodes with a config or profile that cannot be computed, and writes the objects
 // for the others.
 func givenByNodes(ctx context.Context, client kube.Interface, selector string, byType bool, from Sources, startup config.StartupTaints) (given []Given, left []string, err error) {
-	pools, nodes, left, err := poolsOf(ctx, client, selector, byType)
+	pools, nodes, left, err := from.poolsOf(ctx, client, selector, byType)
 	if err != nil {
 		return nil, nil, err
 	}
 	given, unknown := Resolve(from, pools)
+	given, impure := apart(given, nodes)
+	unknown = append(unknown, impure...)
 	if len(given) == 0 {
 		return nil, nil, unknown[0].Err
 	}
@@ -322,6 +325,7 @@ func givenByNodes(ctx context.Context, client kube.Interface, selector string, b
 // pooled is what counts of a node of a pool.
 type pooled struct {
 	name   string
+	labels map[string]string
 	taints []corev1.Taint
 	offers corev1.ResourceList // allocatable
 }
@@ -367,7 +371,8 @@ const (
 )
 
 // poolsOf counts the nodes of the cluster by what they ask for and by their GPUs, and lists them by the kind of pool. It names the nodes that it leaves out.
-func poolsOf(ctx context.Context, client kube.Interface, selector string, byType bool) (pools []Pool, of map[Pool][]pooled, left []string, err error) {
+// Those that may share what their pool does not are listed by leftOut.
+func (from Sources) poolsOf(ctx context.Context, client kube.Interface, selector string, byType bool) (pools []Pool, of map[Pool][]pooled, left []string, err error) {
 	of = map[Pool][]pooled{}
 	options := metav1.ListOptions{LabelSelector: selector, Limit: pageOfNodes}
 	for seen := 0; ; {
@@ -377,17 +382,23 @@ func poolsOf(ctx context.Context, client kube.Interface, selector string, byType
 		}
 		for i := range nodes.Items {
 			p, why := poolOf(&nodes.Items[i])
+			shares := from.shares(&nodes.Items[i], p.Name)
+			why = cmp.Or(why, shares)
 			if byType {
 				p.Type = nodes.Items[i].Labels[corev1.LabelInstanceTypeStable]
 			}
 			if byType && p.Type == "" && why == "" {
 				why = "it has no label " + corev1.LabelInstanceTypeStable
 			}
+			counted := pooled{nodes.Items[i].Name, nodes.Items[i].Labels, nodes.Items[i].Spec.Taints, nodes.Items[i].Status.Allocatable}
+			if shares != "" {
+				of[leftOut] = append(of[leftOut], counted)
+			}
 			if why != "" {
 				left = append(left, fmt.Sprintf("node %s is left out: %s", nodes.Items[i].Name, why))
 				continue
 			}
-			of[kindOf(p)] = append(of[kindOf(p)], pooled{nodes.Items[i].Name, nodes.Items[i].Spec.Taints, nodes.Items[i].Status.Allocatable})
+			of[kindOf(p)] = append(of[kindOf(p)], counted)
 			if at := slices.IndexFunc(pools, func(o Pool) bool { return kindOf(o) == kindOf(p) }); at >= 0 {
 				pools[at].Nodes++
 				continue
@@ -411,6 +422,14 @@ func poolsOf(ctx context.Context, client kube.Interface, selector string, byType
 	return pools, of, left, nil
 }
 
+// reportedBy is what the node's agent says; the zero value if it says nothing that can be read.
+func reportedBy(n *corev1.Node) (s api.Status) {
+	if json.Unmarshal([]byte(n.Annotations[config.AnnotationStatus]), &s) != nil {
+		return api.Status{}
+	}
+	return s
+}
+
 // poolOf is the pool of one node, or why it cannot be counted. The agent reports the number of GPUs; under the MIG strategy single, the label of GPU
 // feature discovery counts MIG devices.
 func poolOf(n *corev1.Node) (p Pool, why string) {
@@ -422,8 +441,7 @@ func poolOf(n *corev1.Node) (p Pool, why string) {
 	}
 	gpus := features.Of(n.Labels)
 	p.Model, p.GPUs = gpus.Model, gpus.Count
-	var reported api.Status
-	if json.Unmarshal([]byte(n.Annotations[config.AnnotationStatus]), &reported) == nil && len(reported.GPUs) > 0 {
+	if reported := reportedBy(n); len(reported.GPUs) > 0 {
 		p.GPUs = len(reported.GPUs)
 	}
 	if count := n.Labels[features.LabelCount]; p.GPUs == 0 && count != "" {

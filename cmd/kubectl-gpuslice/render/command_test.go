@@ -3,6 +3,7 @@ package render
 import (
 	"bytes"
 	"flag"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -17,6 +18,8 @@ import (
 
 	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/cluster"
 	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/validate"
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/catalog"
 	"github.com/gpuslice/gpuslice/test/agenttest"
 	"github.com/gpuslice/gpuslice/test/clientset"
 )
@@ -152,7 +155,8 @@ func TestNodesAreCountedByWhatTheyAskFor(t *testing.T) {
 		node("f", map[string]string{"nvidia.com/mig.config": "small", "nvidia.com/gpu.count": "560"}, ""),
 		node("g", map[string]string{"nvidia.com/mig.config": "small"}, ""),
 	)
-	pools, _, left, err := poolsOf(t.Context(), clientset.Of(client), "", false)
+	from := Sources{Profiles: map[string]catalog.Profile{"research": {Sharing: sharedBy(catalog.SharingTimeSlicing, false, map[string]int{"nvidia.com/gpu": 3})}}}
+	pools, _, left, err := from.poolsOf(t.Context(), clientset.Of(client), "", false)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -180,7 +184,7 @@ func TestNodesWithoutAnInstanceTypeAreLeftOutOfThoseByType(t *testing.T) {
 		}
 		return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels}}
 	}
-	pools, _, left, err := poolsOf(t.Context(), clientset.Of(fake.NewClientset(node("a", "g6.4xlarge"), node("b", ""), node("c", "g6.12xlarge"))), "", true)
+	pools, _, left, err := Sources{}.poolsOf(t.Context(), clientset.Of(fake.NewClientset(node("a", "g6.4xlarge"), node("b", ""), node("c", "g6.12xlarge"))), "", true)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -372,6 +376,96 @@ func TestRenderWarnsOfWhatAModelDoesNotHold(t *testing.T) {
 		c.SetArgs([]string{"render", "quota", "--to", "team", "-f", file, "--pool", pool})
 		if err := c.ExecuteContext(t.Context()); err != nil || left.String() != want || !strings.Contains(out.String(), "kind: ResourceQuota") {
 			t.Errorf("%s: error %v, it says %q, want %q\n%s", pool, err, left.String(), want, out.String())
+		}
+	}
+}
+
+// A node that shares its GPUs is never counted among those of whole ones, and no flavor of these selects it.
+func TestNodesThatShareAreNotCountedAsWhole(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "configs.yaml")
+	text := "version: v1\nmig-configs:\n  uncut: [{devices: all, mig-enabled: false}]\n"
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	plugin := filepath.Join(t.TempDir(), "plugin.yaml")
+	text = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: plugin}\ndata:\n  four: |\n    version: v1\n    sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 4}]}}\n" +
+		"  plain: |\n    version: v1\n    flags: {migStrategy: mixed}\n"
+	if err := os.WriteFile(plugin, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	const none = "nvidia.com/gpu.sharing-strategy"
+	for name, row := range map[string]struct {
+		labels map[string]string // of node b
+		status string
+		want   string // of node b; empty if it counts
+		flavor string // label that keeps it off; empty for none, "-" if the pool is left out
+	}{
+		"neither":                    {},
+		"a config of the files":      {labels: map[string]string{config.LabelDevicePluginConfig: "plain"}},
+		"a config that shares":       {map[string]string{config.LabelDevicePluginConfig: "four"}, "", "its label nvidia.com/device-plugin.config=four requests sharing by time-slicing, and uncut names no sharing", "-"},
+		"a config of no file":        {map[string]string{config.LabelDevicePluginConfig: "five", none: "time-slicing"}, "", "its label nvidia.com/device-plugin.config=five names a config that is not in the files", none},
+		"one that its agent wrote":   {map[string]string{config.LabelDevicePluginConfig: config.OwnPluginKey + "1"}, "", "its label nvidia.com/device-plugin.config=gpuslice-1 names a config that is not in the files", "-"},
+		"a model of shared GPUs":     {map[string]string{"nvidia.com/gpu.product": "NVIDIA-L4-SHARED"}, "", "its label nvidia.com/gpu.product=NVIDIA-L4-SHARED says that it shares", "nvidia.com/gpu.product"},
+		"a number of replicas":       {map[string]string{"nvidia.com/mig-1g.10gb.replicas": "2"}, "", "its label nvidia.com/mig-1g.10gb.replicas=2 says that it shares", "-"},
+		"a strategy":                 {map[string]string{none: "mps"}, "", "its label nvidia.com/gpu.sharing-strategy=mps says that it shares", none},
+		"the status of its agent":    {nil, `{"capacity": "nvidia.com/gpu 32 = 8 x 4 time-slicing"}`, "its agent says that it shares: nvidia.com/gpu 32 = 8 x 4 time-slicing", "-"},
+		"another status":             {status: `{"capacity": "nvidia.com/gpu 8"}`},
+		"one that is not to be read": {status: `what no one can read`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var nodes []any
+			for _, of := range []string{"a", "b"} {
+				labels := map[string]string{"nvidia.com/mig.config": "uncut", "nvidia.com/gpu.product": "NVIDIA-L4", "nvidia.com/gpu.count": "8", none: "none"}
+				status := ""
+				if of == "b" {
+					maps.Copy(labels, row.labels)
+					status = row.status
+				}
+				nodes = append(nodes, map[string]any{"metadata": map[string]any{"name": of, "labels": labels, "annotations": map[string]any{"gpuslice.io/status": status}}})
+			}
+			kubeconfig := agenttest.Kubeconfig(t, func(string) any { return map[string]any{"kind": "NodeList", "apiVersion": "v1", "items": nodes} })
+			for _, kind := range []string{"kueue", "hardwareprofiles"} {
+				var out, left bytes.Buffer
+				c := (&cluster.Options{}).Root(commands...)
+				c.SetOut(&out)
+				c.SetErr(&left)
+				c.SetArgs([]string{"render", kind, "-f", file, "-f", plugin, "--nodes", "a", "--kubeconfig", kubeconfig})
+				err := c.ExecuteContext(t.Context())
+				switch {
+				case row.flavor == "-":
+					if err == nil || !strings.Contains(err.Error(), "no label of GPU feature discovery tells") || !strings.Contains(err.Error(), "(b)") || out.Len() > 0 {
+						t.Errorf("%s: error %v, it writes\n%s", kind, err, out.String())
+					}
+				case row.want == "":
+					if err != nil || left.Len() > 0 || !strings.HasPrefix(out.String(), "# uncut: 2 nodes x 8 GPUs, nvidia.com/gpu 16\n") || strings.Contains(out.String(), none) {
+						t.Errorf("%s: error %v, it says %s, it writes\n%s", kind, err, left.String(), out.String())
+					}
+				case err != nil || !strings.Contains(left.String(), "node b is left out: "+row.want) || !strings.HasPrefix(out.String(), "# uncut: 1 node x 8 GPUs, nvidia.com/gpu 8\n") ||
+					!strings.Contains(out.String(), row.flavor+": "):
+					t.Errorf("%s: error %v, it says %s, want %s; it writes\n%s", kind, err, left.String(), row.want, out.String())
+				}
+			}
+		})
+	}
+}
+
+// A pool without its nodes does not say whether they share.
+func TestRenderSaysThatItDoesNotKnowTheSharingOfAPool(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "profiles.yaml")
+	text := "apiVersion: gpuslice.io/v1alpha1\nkind: Profiles\nprofiles:\n  whole: {mig: [{gpus: {all: true}, enabled: false}]}\n  alone: {mig: [{gpus: {all: true}, enabled: false}], sharing: none}\n" +
+		"  slices: {mig: [{gpus: {all: true}, enabled: true, instances: {1g.10gb: 7}}]}\n"
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	const want = "whole: its nodes keep the sharing that they have, and what is written is for nodes that share nothing: name sharing: none in the profile\n"
+	for pool, want := range map[string]string{"whole=1x8": want, "alone=1x8": "", "slices=1x8": ""} {
+		var out, left bytes.Buffer
+		c := (&cluster.Options{}).Root(commands...)
+		c.SetOut(&out)
+		c.SetErr(&left)
+		c.SetArgs([]string{"render", "kueue", "-f", file, "--pool", pool})
+		if err := c.ExecuteContext(t.Context()); err != nil || left.String() != want {
+			t.Errorf("%s: error %v, it says %q, want %q", pool, err, left.String(), want)
 		}
 	}
 }

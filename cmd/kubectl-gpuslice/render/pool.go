@@ -71,6 +71,7 @@ const longestName = 100
 type Sources struct {
 	MIG      map[string]catalog.MIGConfig
 	Profiles map[string]catalog.Profile
+	Plugin   map[string]catalog.PluginConfig
 	Strategy config.MIGStrategy // of the device plugin, for profiles that name none; empty for one that fits
 	DRA      bool               // the nodes have NVIDIA's DRA driver in place of the device plugin, and each device has a name of its own
 }

@@ -1,0 +1,141 @@
+package render
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/features"
+	"github.com/gpuslice/gpuslice/config"
+	"github.com/gpuslice/gpuslice/config/catalog"
+	"github.com/gpuslice/gpuslice/config/sanitize"
+	"github.com/gpuslice/gpuslice/nvml"
+)
+
+// leftOut is no pool: poolsOf lists under it the nodes that share, or may share, what the profile that they request does not.
+var leftOut = Pool{}
+
+// shares says why a node may share its devices although the profile or config that it requests names no sharing; empty if nothing says so. A profile
+// that names its sharing has the agent see to it, and under NVIDIA's DRA driver no device plugin shares.
+func (from Sources) shares(n *corev1.Node, name string) string {
+	if from.DRA || from.Profiles[name].Sharing != nil {
+		return ""
+	}
+	name = sanitize.Cut(name, longestName)
+	if key := n.Labels[config.LabelDevicePluginConfig]; key != "" {
+		label := config.LabelDevicePluginConfig + "=" + sanitize.Cut(key, longestName)
+		switch plugin, known := from.Plugin[key]; {
+		case !known:
+			return fmt.Sprintf("its label %s names a config that is not in the files, and %s names no sharing: give the config by -f, or name the sharing in a profile", label, name)
+		case plugin.Sharing.Strategy != catalog.SharingNone:
+			return fmt.Sprintf("its label %s requests sharing by %s, and %s names no sharing: name it in a profile", label, plugin.Sharing.Strategy, name)
+		}
+	}
+	for _, key := range slices.Sorted(maps.Keys(n.Labels)) {
+		if saysShared(key, n.Labels[key]) {
+			return fmt.Sprintf("its label %s=%s says that it shares, and %s names no sharing: name it in a profile", sanitize.Cut(key, longestName), sanitize.Cut(n.Labels[key], longestName), name)
+		}
+	}
+	capacity := reportedBy(n).Capacity
+	for _, strategy := range []catalog.SharingStrategy{catalog.SharingTimeSlicing, catalog.SharingMPS} {
+		if strings.Contains(capacity+",", " "+string(strategy)+",") {
+			return fmt.Sprintf("its agent says that it shares: %s, and %s names no sharing: name it in a profile", sanitize.Message(capacity, longestMessage), name)
+		}
+	}
+	return ""
+}
+
+// ofDiscovery are the ends of the labels by which GPU feature discovery says how a resource is shared.
+var ofDiscovery = []string{".sharing-strategy", ".replicas", ".product"}
+
+// isOfDiscovery reports whether GPU feature discovery says by the label how a resource is shared.
+func isOfDiscovery(key string) bool {
+	return slices.ContainsFunc(ofDiscovery, func(end string) bool {
+		resource, is := strings.CutSuffix(key, end)
+		return is && nvml.GPUResource(resource)
+	})
+}
+
+func saysShared(key, value string) bool {
+	switch {
+	case !isOfDiscovery(key):
+		return false
+	case strings.HasSuffix(key, ".product"):
+		return strings.HasSuffix(value, features.SuffixShared)
+	case strings.HasSuffix(key, ".replicas"):
+		n, err := strconv.Atoi(value)
+		return err == nil && n > 1
+	}
+	return value == string(catalog.SharingTimeSlicing) || value == string(catalog.SharingMPS)
+}
+
+// apart has no pool's labels select a node that is left out since it may share: it adds a label of GPU feature discovery that all nodes of the pool have,
+// and the others do not. A pool without such a label is left.
+func apart(given []Given, nodes map[Pool][]pooled) (out []Given, left []Left) {
+	for _, g := range given {
+		var own []pooled
+		for _, p := range g.Pools {
+			own = append(own, nodes[kindOf(p)]...)
+		}
+		g, reached := g.without(own, nodes[leftOut])
+		if len(reached) == 0 {
+			out = append(out, g)
+			continue
+		}
+		for _, p := range g.Pools {
+			left = append(left, Left{p, fmt.Errorf("pool %s: no label of GPU feature discovery tells its nodes from those that may share their GPUs (%s), so pods would run on these too: name the sharing of each in a profile",
+				sanitize.Cut(g.Profile, longestName), sanitize.Listed(namesOf(reached)))})
+		}
+	}
+	return out, left
+}
+
+// without adds the labels to a copy of what is given; reached are the nodes that its labels select still.
+func (g Given) without(own, others []pooled) (out Given, reached []pooled) {
+	g.Labels = maps.Clone(g.Labels)
+	selects := func(n pooled) bool {
+		for key, value := range g.Labels {
+			if n.labels[key] != value && key != config.LabelMIGConfigState { // which is of the moment
+				return false
+			}
+		}
+		return true
+	}
+	reached = slices.DeleteFunc(slices.Clone(others), func(n pooled) bool { return !selects(n) })
+	for _, end := range ofDiscovery {
+		for _, key := range slices.Sorted(maps.Keys(own[0].labels)) {
+			value := own[0].labels[key]
+			if len(reached) == 0 || len(g.Labels) == mostLabels {
+				return g, reached
+			}
+			of := func(n pooled) bool { return n.labels[key] == value }
+			if !isOfDiscovery(key) || !strings.HasSuffix(key, end) || slices.ContainsFunc(own, func(n pooled) bool { return !of(n) }) || !slices.ContainsFunc(reached, func(n pooled) bool { return !of(n) }) {
+				continue
+			}
+			g.Labels[key] = value
+			reached = slices.DeleteFunc(reached, func(n pooled) bool { return !of(n) })
+		}
+	}
+	return g, reached
+}
+
+// notes are about pools of nodes that no one has looked at: a profile that names no sharing leaves the nodes theirs.
+func (from Sources) notes(given []Given) (notes []string) {
+	for _, g := range given {
+		if from.DRA || from.Profiles[g.Profile].Sharing != nil || !slices.ContainsFunc(g.Offers, func(o Offer) bool { return o.Resource == nvml.ResourceGPU }) {
+			continue
+		}
+		note := sanitize.Cut(g.Profile, longestName) + ": its nodes keep the sharing that they have, and what is written is for nodes that share nothing: name sharing: none in the profile"
+		if _, isProfile := from.Profiles[g.Profile]; !isProfile {
+			note = strings.TrimSuffix(note, "the profile") + "a profile"
+		}
+		if !slices.Contains(notes, note) {
+			notes = append(notes, note)
+		}
+	}
+	return notes
+}
