@@ -383,7 +383,7 @@ func (from Sources) poolsOf(ctx context.Context, client kube.Interface, selector
 		for i := range nodes.Items {
 			p, why := poolOf(&nodes.Items[i])
 			shares := from.shares(&nodes.Items[i], p.Name)
-			why = cmp.Or(why, shares)
+			why = cmp.Or(from.driven(&nodes.Items[i]), why, shares)
 			if byType {
 				p.Type = nodes.Items[i].Labels[corev1.LabelInstanceTypeStable]
 			}

@@ -149,11 +149,13 @@ func TestNodesAreCountedByWhatTheyAskFor(t *testing.T) {
 		node("a", map[string]string{"gpuslice.io/profile": "research", "nvidia.com/gpu.product": "NVIDIA-A100-SXM4-80GB-SHARED", "nvidia.com/gpu.count": "8"}, ""),
 		node("b", map[string]string{"gpuslice.io/profile": "research", "nvidia.com/gpu.product": "NVIDIA-A100-SXM4-80GB", "nvidia.com/gpu.count": "8"}, "what no one can read"),
 		node("c", map[string]string{"nvidia.com/mig.config": "small", "nvidia.com/gpu.product": "NVIDIA-A100-SXM4-80GB-MIG-1g.10gb", "nvidia.com/gpu.count": "14"},
-			`{"gpus": [{"index": 0}, {"index": 1}]}`),
+			`{"gpus": [{"index": 0}, {"index": 1}], "owner": "plugin"}`),
 		node("d", map[string]string{"nvidia.com/mig.config": "small", "nvidia.com/gpu.product": "NVIDIA-A100-SXM4-80GB-MIG-1g.10gb", "nvidia.com/gpu.count": "14"}, ""),
 		node("e", map[string]string{"nvidia.com/gpu.count": "8"}, ""),
 		node("f", map[string]string{"nvidia.com/mig.config": "small", "nvidia.com/gpu.count": "560"}, ""),
 		node("g", map[string]string{"nvidia.com/mig.config": "small"}, ""),
+		node("h", map[string]string{"nvidia.com/mig.config": "small"}, `{"gpus": [{"index": 0}], "owner": "DRA static"}`),
+		node("i", map[string]string{"nvidia.com/mig.config": "small"}, `{"gpus": [{"index": 0}], "owner": "both"}`),
 	)
 	from := Sources{Profiles: map[string]catalog.Profile{"research": {Sharing: sharedBy(catalog.SharingTimeSlicing, false, map[string]int{"nvidia.com/gpu": 3})}}}
 	pools, _, left, err := from.poolsOf(t.Context(), clientset.Of(client), "", false)
@@ -164,12 +166,18 @@ func TestNodesAreCountedByWhatTheyAskFor(t *testing.T) {
 	if diff := cmp.Diff(want, pools); diff != "" {
 		t.Errorf("pools (-want +got):\n%s", diff)
 	}
+	byDRA, _, _, err := Sources{DRA: true}.poolsOf(t.Context(), clientset.Of(client), "", false)
+	if n := slices.IndexFunc(byDRA, func(p Pool) bool { return p == Pool{Name: "small", Nodes: 1, GPUs: 1} }); err != nil || n < 0 {
+		t.Errorf("with --dra: error %v, pools %v", err, byDRA)
+	}
 	if diff := cmp.Diff([]string{
 		"node d is left out: no agent says how many GPUs it has, and its label nvidia.com/gpu.count=14 counts MIG devices, " +
 			"under the device plugin's MIG strategy single; count it by --pool",
 		"node e is left out: it has neither the label gpuslice.io/profile nor nvidia.com/mig.config",
 		"node f is left out: no agent says how many GPUs it has, and its label nvidia.com/gpu.count=560 is impossible: a machine has 1 to 64; count it by --pool",
 		"node g is left out: neither its agent nor the label nvidia.com/gpu.count says how many GPUs it has; count it by --pool",
+		"node h is left out: its agent says that NVIDIA's DRA driver has its GPUs (DRA static), so it offers no resources of the device plugin: count it with --dra",
+		"node i is left out: its agent says that several programs advertise its GPUs, or a DRA driver other than NVIDIA's",
 	}, left); diff != "" {
 		t.Errorf("left out (-want +got):\n%s", diff)
 	}

@@ -9,6 +9,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/gpuslice/gpuslice/agent/api"
 	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/features"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/config/catalog"
@@ -45,6 +46,20 @@ func (from Sources) shares(n *corev1.Node, name string) string {
 		if strings.Contains(capacity+",", " "+string(strategy)+",") {
 			return fmt.Sprintf("its agent says that it shares: %s, and %s names no sharing: name it in a profile", sanitize.Message(capacity, longestMessage), name)
 		}
+	}
+	return ""
+}
+
+// driven says that a DRA driver, as far as the node's agent sees, has the GPUs: pods that request resources of a device plugin do not run there.
+func (from Sources) driven(n *corev1.Node) string {
+	switch owner := reportedBy(n).Owner; owner {
+	case api.OwnerDRAStatic, api.OwnerDRADynamic, api.OwnerDRAStarting:
+		if !from.DRA {
+			return fmt.Sprintf("its agent says that NVIDIA's DRA driver has its GPUs (%s), so it offers no resources of the device plugin: count it with --dra", owner)
+		}
+	case api.OwnerBoth:
+		return "its agent says that several programs advertise its GPUs, or a DRA driver other than NVIDIA's"
+	case api.OwnerNone, api.OwnerPlugin:
 	}
 	return ""
 }
