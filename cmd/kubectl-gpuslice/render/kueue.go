@@ -174,6 +174,11 @@ func queued(given []Given) (queues []queue, err error) {
 		if at < 0 {
 			at, queues = len(queues), append(queues, queue{pool: g.poolName(parts), class: g.class()})
 		}
+		for _, other := range queues[at].own {
+			if err := mixes(other, g.Pools[0], g.Offers); err != nil {
+				return nil, err
+			}
+		}
 		queues[at].own = append(queues[at].own, g)
 	}
 	for i, q := range queues {
@@ -197,7 +202,9 @@ func (g Given) poolName(parts []Given) string {
 	return name
 }
 
-func (o Offer) class() isolation.Kind { return isolation.Of(o.Device, o.Replicas).Kind }
+func (o Offer) isolated() isolation.Class { return isolation.Of(o.Device, o.Replicas) }
+
+func (o Offer) class() isolation.Kind { return o.isolated().Kind }
 
 // class is the same of all offers, once parted has gone over them.
 func (g Given) class() isolation.Kind { return g.Offers[0].class() }

@@ -108,7 +108,9 @@ type Left struct {
 }
 
 // Resolve finds out what pools give, in the order of their names' first appearance. Pools of one name and instance type are one. The others are left.
+// Pools of one name that give a resource in two classes are left too, all of the name: one flavor would select the nodes of both.
 func Resolve(from Sources, pools []Pool) (out []Given, left []Left) {
+	mixed := map[string]error{} // by the name of what is given
 	for _, p := range pools {
 		g, err := from.given(p.Name, p.Type)
 		i := slices.IndexFunc(out, func(other Given) bool { return other.Name == g.Name })
@@ -132,13 +134,45 @@ func Resolve(from Sources, pools []Pool) (out []Given, left []Left) {
 		if i < 0 {
 			i, out = len(out), append(out, g)
 		}
+		if err := mixes(out[i], p, offers); err != nil && mixed[g.Name] == nil {
+			mixed[g.Name] = err
+		}
 		out[i].Pools = append(out[i].Pools, p)
 		out[i].Offers = added(out[i].Offers, offers)
 		if doubt != "" && !slices.Contains(out[i].Doubts, doubt) {
 			out[i].Doubts = append(out[i].Doubts, doubt)
 		}
 	}
-	return out, left
+	for _, g := range out {
+		for _, p := range g.Pools {
+			if err := mixed[g.Name]; err != nil {
+				left = append(left, Left{p, err})
+			}
+		}
+	}
+	return slices.DeleteFunc(out, func(g Given) bool { return mixed[g.Name] != nil }), left
+}
+
+// mixes refuses a pool that gives a resource in another class than the pools before it do.
+func mixes(g Given, p Pool, offers []Offer) error {
+	for _, o := range offers {
+		for _, h := range g.Offers {
+			if h.Resource == o.Resource && h.isolated() != o.isolated() {
+				return fmt.Errorf("profile %s gives %s as %s on %s and as %s on %s: a flavor would select both, and a pod that is to have one may get the other: write a profile for each model",
+					sanitize.Cut(p.Name, longestName), o.Resource, h.isolated(), modelOf(g.Pools[0]), o.isolated(), modelOf(p))
+			}
+		}
+	}
+	return nil
+}
+
+// modelOf is the model of a pool's GPUs for people.
+func modelOf(p Pool) string {
+	model := sanitize.Cut(cmp.Or(p.Model, "a pool without a model"), longestName)
+	if p.Type != "" {
+		model += " of " + p.Type
+	}
+	return model
 }
 
 func (from Sources) given(name, instanceType string) (Given, error) {

@@ -161,6 +161,46 @@ func TestWhatPoolsGive(t *testing.T) {
 	}
 }
 
+// The order of the pools decides nothing: one flavor would select the nodes of both classes.
+func TestPoolsOfOneProfileAndTwoClassesAreLeft(t *testing.T) {
+	t.Parallel()
+	const a100, h100 = "NVIDIA-A100-SXM4-80GB", "NVIDIA-H100-80GB-HBM3"
+	profile := func(of map[string]int) catalog.Profile {
+		rules := append(cutBy("NVIDIA A100*", map[string]int{"3g.40gb": 2}), catalog.MIGRule{All: true, Models: []string{"NVIDIA H100*"}, MIG: of != nil, Devices: of})
+		return catalog.Profile{MIG: rules, MIGStrategy: config.MIGStrategySingle}
+	}
+	from := Sources{Profiles: map[string]catalog.Profile{"whole": profile(nil), "sizes": profile(map[string]int{"1g.10gb": 7}), "same": profile(map[string]int{"3g.40gb": 2})}}
+	for name, row := range map[string]struct {
+		want string // of either order; empty for none
+	}{
+		"whole": {want: "profile whole gives nvidia.com/gpu as "},
+		"sizes": {want: "profile sizes gives nvidia.com/gpu as "},
+		"same":  {},
+	} {
+		pools := []Pool{{Name: name, Nodes: 1, GPUs: 8, Model: a100}, {Name: name, Nodes: 1, GPUs: 8, Model: h100}}
+		for range 2 {
+			slices.Reverse(pools)
+			got, left := Resolve(from, pools)
+			if row.want == "" {
+				if len(got) != 1 || len(left) > 0 {
+					t.Errorf("%s: given %v, left %v", name, got, left)
+				}
+				continue
+			}
+			if len(got) > 0 || len(left) != 2 || !strings.HasPrefix(left[0].Err.Error(), row.want) || !strings.Contains(left[0].Err.Error(), " on "+pools[0].Model+" and as ") ||
+				!strings.Contains(left[0].Err.Error(), " on "+pools[1].Model+": ") {
+				t.Errorf("%s: given %v, left %v, want %s", name, got, left, row.want)
+			}
+		}
+	}
+	byType := []Pool{{Name: "sizes", Nodes: 1, GPUs: 8, Model: a100, Type: "a2"}, {Name: "sizes", Nodes: 1, GPUs: 8, Model: h100, Type: "a3"}}
+	got, left := Resolve(from, byType)
+	if _, err := Kueue(got, Queues{ClusterQueue: "gpus"}); err == nil || len(left) > 0 ||
+		!strings.Contains(err.Error(), "as MIG 3g.40gb on NVIDIA-A100-SXM4-80GB of a2 and as MIG 1g.10gb on NVIDIA-H100-80GB-HBM3 of a3") {
+		t.Errorf("by type: error %v, left %v", err, left)
+	}
+}
+
 // A pool that cannot be computed is left, and the others are not.
 func TestPoolsThatCannotBeComputedAreLeftWithTheReason(t *testing.T) {
 	t.Parallel()
