@@ -172,7 +172,11 @@ func queued(given []Given) (queues []queue, err error) {
 	for _, g := range parts {
 		at := slices.IndexFunc(queues, func(q queue) bool { return q.own[0].Profile == g.Profile && q.class == g.class() })
 		if at < 0 {
-			at, queues = len(queues), append(queues, queue{pool: g.poolName(parts), class: g.class()})
+			name := g.poolName(parts)
+			if other := slices.IndexFunc(queues, func(q queue) bool { return q.pool == name }); other >= 0 {
+				return nil, fmt.Errorf("the ClusterQueues of %s and %s would both be of the pool %s: rename one of the two", queues[other].own[0].Profile, g.Profile, name)
+			}
+			at, queues = len(queues), append(queues, queue{pool: name, class: g.class()})
 		}
 		for _, other := range queues[at].own {
 			if err := mixes(other, g.Pools[0], g.Offers); err != nil {

@@ -433,6 +433,12 @@ func TestWhatNoObjectHoldsIsRefused(t *testing.T) {
 			g.Pools = []Pool{{Name: g.Name, Nodes: 2, GPUs: 8, Model: fmt.Sprintf("NVIDIA-A-LONG-NAME-OF-MODEL-NUMBER-%d", i)}}
 		})
 	}
+	halved := func(beside string) []Given {
+		return []Given{
+			{Name: "x-t1", Profile: "x", Offers: []Offer{{Resource: "nvidia.com/gpu", Replicas: 1}, {Resource: "nvidia.com/mig-1g.10gb", Device: "1g.10gb", Replicas: 1}}},
+			{Name: beside + "-t2", Profile: beside, Offers: []Offer{{Resource: "nvidia.com/gpu", Replicas: 1}}},
+		}
+	}
 	queue := func(given []Given) ([]any, error) { return Kueue(given, Queues{ClusterQueue: "gpus"}) }
 	counted := func(given []Given) ([]any, error) { return KueueConfig(given, []string{"memory"}, false) }
 	prioritized := func(priorities ...Priority) func([]Given) ([]any, error) {
@@ -454,6 +460,9 @@ func TestWhatNoObjectHoldsIsRefused(t *testing.T) {
 		"flavors of a group": {
 			queue, numbered(64, func(int, *Given) {}), numbered(65, func(int, *Given) {}),
 			"65 pools of the class whole give nvidia.com/gpu, and a ClusterQueue takes 64 flavors: render fewer pools",
+		},
+		"two ClusterQueues of a name": {
+			queue, halved("y"), halved("x-mig"), "the ClusterQueues of x and x-mig would both be of the pool x-mig: rename one of the two",
 		},
 		"mappings of Kueue's config": {
 			func(given []Given) ([]any, error) { return KueueConfig(given, nil, false) }, numbered(16, device), numbered(17, device),
