@@ -3,6 +3,7 @@ package validate
 import (
 	"errors"
 	"fmt"
+	"reflect"
 
 	"github.com/gpuslice/gpuslice/cmd/internal/kinds"
 	"github.com/gpuslice/gpuslice/cmd/internal/manifest"
@@ -21,6 +22,34 @@ type queuedClasses struct {
 	configs  map[string]catalog.MIGConfig
 	labels   map[string]map[string]string // of nodes, by flavor
 	queues   []placedQueue
+	objects  map[string]placedObject // by kind, namespace and name
+	twice    []placedObject
+}
+
+// placedObject is an object, and where it is written.
+type placedObject struct {
+	at, name string
+	top      map[string]any
+	other    string // where another of the name is written
+}
+
+// noteObject finds objects of one kind and name that differ: the cluster keeps the one that is applied last.
+func (q *queuedClasses) noteObject(p manifest.Piece) {
+	metadata, _ := p.Top["metadata"].(map[string]any)
+	name, _ := metadata["name"].(string)
+	namespace, _ := metadata["namespace"].(string)
+	kind, _ := p.Top["kind"].(string)
+	if p.Err != nil || name == "" {
+		return
+	}
+	key := kind + " " + namespace + "/" + name
+	first, there := q.objects[key]
+	switch {
+	case !there:
+		q.objects = added(q.objects, map[string]placedObject{key: {at: p.At, name: kinds.Name(p.Top), top: p.Top}})
+	case !reflect.DeepEqual(first.top, p.Top) && len(q.twice) < maxFlavors:
+		q.twice = append(q.twice, placedObject{at: p.At, name: first.name, other: first.at})
+	}
 }
 
 // placedQueue is a ClusterQueue, and where it is written.
@@ -30,6 +59,9 @@ type placedQueue struct {
 }
 
 func (q *queuedClasses) note(p manifest.Piece) {
+	if p.Format == manifest.Object {
+		q.noteObject(p)
+	}
 	switch kind, _ := p.Top["kind"].(string); {
 	case p.Format == manifest.Profiles:
 		if profiles, err := catalog.ParseProfiles(p.Text); err == nil {
@@ -82,6 +114,10 @@ func (q *queuedClasses) classes(flavor, resource string) []isolation.Class {
 
 func (q *queuedClasses) check(v *fileCheck) {
 	v.printed, v.mistakes = map[string]int{}, 0
+	for _, of := range q.twice {
+		v.report(of.at+", "+sanitize.Cut(of.name, manifest.LongestName), "", fmt.Errorf("metadata.name: %s has another of this kind and name, with other content: the one that is applied last stays; rename one of the two",
+			sanitize.Cut(of.other, manifest.LongestName)))
+	}
 	for _, of := range q.queues {
 		var wrong []error
 		for _, text := range isolation.Mixed(of.queue, q.classes) {
