@@ -61,7 +61,8 @@ func Of(device string, replicas int) Class {
 	return Class{Kind: KindWhole}
 }
 
-// OfProfile is the class of a resource on nodes of a profile. Where it names no MIG strategy and leaves no GPU whole, nvidia.com/gpu is a MIG device.
+// OfProfile is the class of a resource on nodes of a profile. Where it names no MIG strategy and leaves no GPU whole, nvidia.com/gpu is a MIG device. Rules
+// that name single GPUs leave the others whole.
 func OfProfile(p catalog.Profile, resource string) Class {
 	replicas := 1
 	if p.Sharing != nil {
@@ -72,7 +73,8 @@ func OfProfile(p catalog.Profile, resource string) Class {
 		}
 	}
 	device := deviceOf(resource)
-	cutWhole := len(p.MIG) > 0 && !slices.ContainsFunc(p.MIG, func(r catalog.MIGRule) bool { return len(r.Devices) == 0 })
+	cutWhole := slices.ContainsFunc(p.MIG, func(r catalog.MIGRule) bool { return r.All }) &&
+		!slices.ContainsFunc(p.MIG, func(r catalog.MIGRule) bool { return len(r.Devices) == 0 })
 	if p.MIGStrategy == config.MIGStrategySingle || p.MIGStrategy == "" && cutWhole && device == "" {
 		for _, rule := range p.MIG {
 			for profile := range rule.Devices {
@@ -88,14 +90,16 @@ func OfNode(labels map[string]string, resource string) Class {
 	plain := strings.TrimSuffix(resource, nvml.SharedSuffix)
 	replicas, err := strconv.Atoi(labels[plain+".replicas"])
 	strategy := catalog.SharingStrategy(labels[plain+".sharing-strategy"])
+	product := labels[plain+".product"]
+	_, single, isSingle := strings.Cut(product, "-MIG-")
 	switch {
-	case plain != resource || replicas > 1 || strategy == catalog.SharingTimeSlicing || strategy == catalog.SharingMPS:
+	case strings.HasSuffix(product, features.SuffixShared) || plain != resource || replicas > 1 || strategy == catalog.SharingTimeSlicing || strategy == catalog.SharingMPS:
 		return Class{Kind: KindShared}
-	case err != nil && strategy != catalog.SharingNone:
+	case err != nil && strategy != catalog.SharingNone && !isSingle:
 		return Class{}
 	}
 	device := deviceOf(resource)
-	if _, single, is := strings.Cut(labels[features.LabelProduct], "-MIG-"); is && device == "" {
+	if isSingle && device == "" {
 		device = single
 	}
 	return Of(device, 1)
