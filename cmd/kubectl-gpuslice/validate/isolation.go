@@ -1,6 +1,7 @@
 package validate
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"reflect"
@@ -10,16 +11,18 @@ import (
 	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/isolation"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/config/catalog"
+	"github.com/gpuslice/gpuslice/config/deviceplugin"
 	"github.com/gpuslice/gpuslice/config/document"
 	"github.com/gpuslice/gpuslice/config/migparted"
 	"github.com/gpuslice/gpuslice/config/sanitize"
 )
 
-// queuedClasses finds the ClusterQueues of all files that mix pools with pods which something else keeps apart. The flavors' labels name profiles and MIG
-// configs, which say so; of those that are in no file it says nothing.
+// queuedClasses finds the ClusterQueues of all files that mix pools with pods which something else keeps apart. The flavors' labels name profiles, MIG
+// configs and configs of the device plugin, which say so; of those that are in no file it says nothing.
 type queuedClasses struct {
 	profiles map[string]catalog.Profile
 	configs  map[string]catalog.MIGConfig
+	plugin   map[string]catalog.PluginConfig
 	labels   map[string]map[string]string // of nodes, by flavor
 	queues   []placedQueue
 	objects  map[string]placedObject // by kind, namespace and name
@@ -71,6 +74,10 @@ func (q *queuedClasses) note(p manifest.Piece) {
 		if configs, err := migparted.Parse(p.Text); err == nil {
 			q.configs = added(q.configs, configs)
 		}
+	case p.Format == manifest.PluginConfig && p.Key != "":
+		if plugin, err := deviceplugin.Parse(p.Text); err == nil {
+			q.plugin = added(q.plugin, map[string]catalog.PluginConfig{p.Key: plugin})
+		}
 	case kind == kinds.KindResourceFlavor:
 		var f kinds.ResourceFlavor
 		if document.ManifestInto(p.Text, &f) == nil {
@@ -99,17 +106,27 @@ func added[T any](to, more map[string]T) map[string]T {
 
 func (q *queuedClasses) classes(flavor, resource string) []isolation.Class {
 	labels := q.labels[flavor]
-	profile, isProfile := q.profiles[labels[config.LabelProfile]]
-	rules, isConfig := q.configs[labels[config.LabelMIGConfig]]
-	switch known := isolation.OfNode(labels, resource); {
-	case known != (isolation.Class{}):
+	if known := isolation.OfNode(labels, resource); known != (isolation.Class{}) {
 		return []isolation.Class{known}
-	case isProfile:
-		return []isolation.Class{isolation.OfProfile(profile, resource)}
-	case isConfig && labels[config.LabelProfile] == "" && labels[config.LabelDevicePluginConfig] == "":
-		return []isolation.Class{isolation.OfProfile(catalog.Profile{MIG: rules}, resource)}
 	}
-	return nil
+	profile, known := q.profiles[labels[config.LabelProfile]]
+	if labels[config.LabelProfile] == "" {
+		profile.MIG, known = q.configs[labels[config.LabelMIGConfig]]
+	}
+	plugin, isPlugin := q.plugin[labels[config.LabelDevicePluginConfig]]
+	switch asks := labels[config.LabelDevicePluginConfig] != ""; {
+	case profile.Sharing != nil: // which the agent sees to, whatever another label says
+	case isPlugin && (known || labels[config.LabelProfile] == ""):
+		profile.Sharing = &plugin.Sharing
+		profile.MIGStrategy = cmp.Or(profile.MIGStrategy, plugin.MIGStrategy)
+	case asks:
+		known = false
+	}
+	class := isolation.OfProfile(profile, resource)
+	if !known && class.Kind != isolation.KindShared {
+		return nil
+	}
+	return []isolation.Class{class}
 }
 
 func (q *queuedClasses) check(v *fileCheck) {
