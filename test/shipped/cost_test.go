@@ -135,6 +135,51 @@ func TestADayOfTwentyCutsCostsWhatItsGPUsDo(t *testing.T) {
 	}
 }
 
+// An agent is replaced: for a while there are its series and those of the next, which knows of a change in what pods have. A ruler has the series of two
+// replicas of Prometheus.
+func TestAGPUWithSeveralSeriesCostsWhatOneDoes(t *testing.T) {
+	atFullLength(t, "promtool")
+	for name, row := range map[string]struct{ targets, labels [2]string }{
+		"two agents, labels are renamed": {[2]string{`pod="agent-1", namespace="gpuslice"`, `pod="agent-2", namespace="gpuslice"`}, [2]string{"exported_pod", "exported_namespace"}},
+		"two agents, labels are honored": {[2]string{`instance="10.0.0.1:9400"`, `instance="10.0.0.2:9400"`}, [2]string{"pod", "namespace"}},
+		"two replicas of Prometheus": {
+			[2]string{`prometheus_replica="a", pod="agent", namespace="gpuslice"`, `prometheus_replica="b", pod="agent", namespace="gpuslice"`},
+			[2]string{"exported_pod", "exported_namespace"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			const gpu = `, node="n", gpu="a", model="NVIDIA H100 80GB HBM3"`
+			var input []monitoring.Series
+			add := func(format, value string, args ...any) {
+				input = append(input, monitoring.Series{Series: fmt.Sprintf(format, args...), Values: value + "x10"})
+			}
+			for i, target := range row.targets {
+				for state, share := range map[string][2]string{"used": {"0.5", "0.25"}, "idle": {"0.25", "0.5"}, "lost": {"0.25", "0.25"}} {
+					add(`gpuslice_gpu_share{%s%s, state=%q}`, share[i], target, gpu, state)
+				}
+				for j, value := range []string{"0.25", "0.125"} { // two slices of a resource
+					add(`gpuslice_pod_gpu_share{%s%s, %s="p", %s="team", device="MIG-%d", resource="nvidia.com/mig-1g.20gb"}`, value, target, gpu, row.labels[0], row.labels[1], j)
+				}
+			}
+			input = append(input, monitoring.Series{Series: `node_cpu_hourly_cost{instance="n", node="n"}`, Values: "1x10"})
+			in := func(expression, labels string, want int) monitoring.Check {
+				return monitoring.Check{Expr: "round(1000 * " + expression + ")", At: "5m", Expected: []monitoring.Sample{{Labels: labels, Value: want}}}
+			}
+			checks := []monitoring.Check{
+				in("sum(gpuslice:gpu_cost:per_hour)", "{}", 2490),
+				in("gpuslice:pod_gpu_cost:per_hour", `{currency="USD", namespace="team", node="n", pod="p", resource="nvidia.com/mig-1g.20gb"}`, 934),
+				in("gpuslice:namespace_gpu_cost:per_hour", `{currency="USD", namespace="team"}`, 934),
+				in("gpuslice:resource_gpu_cost:per_hour", `{currency="USD", resource="nvidia.com/mig-1g.20gb"}`, 934),
+				in("node_gpu_hourly_cost", `{instance="n", node="n"}`, 2490),
+				in("node_gpu_count", `{instance="n", node="n"}`, 1000),
+			}
+			if err := monitoring.Evaluate(t.Context(), t.TempDir(), priced(t, "--opencost"), input, checks); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
 // The rules for OpenCost have the labels of its own metrics. A pod's parts go to the containers that request devices, or else to all.
 func TestOpenCostFindsWhatPodsHaveUnderItsOwnNames(t *testing.T) {
 	atFullLength(t, "promtool")

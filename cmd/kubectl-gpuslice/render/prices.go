@@ -212,8 +212,14 @@ func (p Prices) rules(meta metav1.ObjectMeta, openCost bool) *kinds.PrometheusRu
 	return out
 }
 
-// podShares are the shares of pods with the labels namespace and pod, which Prometheus has renamed unless it honors an agent's labels.
-const podShares = `label_replace(label_replace(gpuslice_pod_gpu_share, "namespace", "$1", "exported_namespace", "(.+)"), "pod", "$1", "exported_pod", "(.+)")`
+// podShares are the shares of pods with the labels namespace and pod, which Prometheus has renamed unless it honors an agent's labels. Each counts once, also
+// while there are series of two agents of a node, or of two replicas of Prometheus.
+const podShares = `max by (node, namespace, pod, gpu, device, resource, model) (
+  label_replace(label_replace(
+    max by (node, exported_namespace, exported_pod, gpu, device, resource, model) (gpuslice_pod_gpu_share{exported_pod!=""}),
+    "namespace", "$1", "exported_namespace", "(.+)"), "pod", "$1", "exported_pod", "(.+)")
+  or gpuslice_pod_gpu_share{exported_pod=""}
+)`
 
 // nodeLabels gives a record by node the other labels that OpenCost's own metrics of nodes have.
 const nodeLabels = `
@@ -226,10 +232,10 @@ max by (node, uid, instance, instance_type, region, provider_id, arch) (0 * node
 var openCostRules = kinds.RuleGroup{Name: "gpuslice-opencost", Rules: []kinds.Rule{
 	{
 		Record: "node_gpu_hourly_cost",
-		Expr: "avg by (node) (sum by (node, gpu, model) (gpuslice_gpu_share) * on (model) group_left () " + MetricPrice + ")" +
+		Expr: "avg by (node) (group by (node, gpu, model) (gpuslice_gpu_share) * on (model) group_left () " + MetricPrice + ")" +
 			nodeLabels,
 	},
-	{Record: "node_gpu_count", Expr: "count by (node) (sum by (node, gpu) (gpuslice_gpu_share))" + nodeLabels},
+	{Record: "node_gpu_count", Expr: "count by (node) (group by (node, gpu) (gpuslice_gpu_share))" + nodeLabels},
 	{
 		Record: "gpuslice:container_gpu_request:ratio",
 		Expr: `sum by (namespace, pod, container) (kube_pod_container_resource_requests{resource=~"nvidia_com_(gpu|mig_).*"})
