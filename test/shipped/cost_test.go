@@ -197,8 +197,20 @@ func TestOpenCostFindsWhatPodsHaveUnderItsOwnNames(t *testing.T) {
 		`container_cpu_allocation{namespace="team", pod="one", container="sidecar", uid="1", ` + opencost + `}`:                                                                        "0.1",
 		`container_cpu_allocation{namespace="team", pod="by-claim", container="x", uid="2", ` + opencost + `}`:                                                                         "0",
 		`container_cpu_allocation{namespace="team", pod="by-claim", container="y", uid="2", ` + opencost + `}`:                                                                         "3",
-		`container_cpu_allocation{namespace="team", pod="no-gpu", container="z", uid="3", ` + opencost + `}`:                                                                           "3",
-		`node_cpu_hourly_cost{uid="u", instance_type="p5", region="here", provider_id="p", arch="amd64", ` + opencost + `}`:                                                            "0.03",
+		// It moves from n to m, and the series of n have not ended.
+		`gpuslice_pod_gpu_share{` + target + `, exported_namespace="team", exported_pod="moves-0", gpu="a", device="w", resource="gpu", model="NVIDIA H100 80GB HBM3"}`:                                   "2",
+		`gpuslice_pod_gpu_share{job="gpuslice/gpuslice-agent", node="m", pod="b", exported_namespace="team", exported_pod="moves-0", gpu="b", device="w", resource="gpu", model="NVIDIA H100 80GB HBM3"}`: "1",
+		`kube_pod_container_resource_requests{namespace="team", pod="moves-0", uid="4", container="work", node="n", resource="nvidia_com_gpu", unit="integer"}`:                                           "2",
+		`kube_pod_container_resource_requests{namespace="team", pod="moves-0", uid="5", container="work", node="m", resource="nvidia_com_gpu", unit="integer"}`:                                           "1",
+		`container_cpu_allocation{namespace="team", pod="moves-0", container="work", uid="4", ` + opencost + `}`:                                                                                          "1",
+		`container_cpu_allocation{namespace="team", pod="moves-0", container="work", uid="5", instance="m", node="m"}`:                                                                                    "1",
+		// The sidecar of pod one requests none of what it lists, and so does the one container of pod none.
+		`kube_pod_container_resource_requests{namespace="team", pod="one", uid="1", container="sidecar", node="n", resource="nvidia_com_gpu", unit="integer"}`:       "0",
+		`gpuslice_pod_gpu_share{` + target + `, exported_namespace="team", exported_pod="none", gpu="a", device="v", resource="gpu", model="NVIDIA H100 80GB HBM3"}`: "0.125",
+		`kube_pod_container_resource_requests{namespace="team", pod="none", uid="6", container="work", node="n", resource="nvidia_com_gpu", unit="integer"}`:         "0",
+		`container_cpu_allocation{namespace="team", pod="none", container="work", uid="6", ` + opencost + `}`:                                                        "1",
+		`container_cpu_allocation{namespace="team", pod="no-gpu", container="z", uid="3", ` + opencost + `}`:                                                         "3",
+		`node_cpu_hourly_cost{uid="u", instance_type="p5", region="here", provider_id="p", arch="amd64", ` + opencost + `}`:                                          "0.03",
 	} {
 		input = append(input, monitoring.Series{Series: series, Values: value + "x10"})
 	}
@@ -209,7 +221,12 @@ func TestOpenCostFindsWhatPodsHaveUnderItsOwnNames(t *testing.T) {
 	checks := []monitoring.Check{
 		{Expr: "label_replace(round(100 * node_gpu_hourly_cost), \"x\", \"y\", \"\", \"\")", At: "5m", Expected: []monitoring.Sample{{Labels: `{x="y"` + ofNode, Value: 249}}},
 		{Expr: "node_gpu_count", At: "5m", Expected: []monitoring.Sample{{Labels: `{__name__="node_gpu_count"` + ofNode, Value: 1}}},
-		{Expr: "1000 * container_gpu_allocation", At: "5m", Expected: []monitoring.Sample{container("one", "work", "1", 500), container("by-claim", "x", "2", 125), container("by-claim", "y", "2", 125)}},
+		{Expr: "1000 * container_gpu_allocation", At: "5m", Expected: []monitoring.Sample{
+			container("one", "work", "1", 500), container("by-claim", "x", "2", 125), container("by-claim", "y", "2", 125),
+			container("moves-0", "work", "4", 2000),
+			{Labels: `{container="work", instance="m", namespace="team", node="m", pod="moves-0", uid="5"}`, Value: 1000},
+			container("none", "work", "6", 125),
+		}},
 	}
 	if err := monitoring.Evaluate(t.Context(), t.TempDir(), priced(t, "--opencost"), input, checks); err != nil {
 		t.Error(err)

@@ -221,6 +221,9 @@ const podShares = `max by (node, namespace, pod, gpu, device, resource, model) (
   or gpuslice_pod_gpu_share{exported_pod=""}
 )`
 
+// deviceRequests are what containers request; a container may list a resource and request none of it.
+const deviceRequests = `(kube_pod_container_resource_requests{resource=~"nvidia_com_(gpu|mig_).*"} > 0)`
+
 // nodeLabels gives a record by node the other labels that OpenCost's own metrics of nodes have.
 const nodeLabels = `
 * on (node) group_left (uid, instance, instance_type, region, provider_id, arch)
@@ -228,7 +231,7 @@ max by (node, uid, instance, instance_type, region, provider_id, arch) (0 * node
 
 // openCostRules record OpenCost's metrics of GPUs, with its labels, in place of its own. OpenCost itself counts requests of
 // nvidia.com/gpu, and no MIG devices. The parts of a pod are divided among the containers that request devices, as far as kube-state-metrics knows of
-// requests, and else among all of its containers.
+// requests, and else among all of its containers. A pod of a StatefulSet has series of two nodes while it moves, and each node has its own part.
 var openCostRules = kinds.RuleGroup{Name: "gpuslice-opencost", Rules: []kinds.Rule{
 	{
 		Record: "node_gpu_hourly_cost",
@@ -238,23 +241,23 @@ var openCostRules = kinds.RuleGroup{Name: "gpuslice-opencost", Rules: []kinds.Ru
 	{Record: "node_gpu_count", Expr: "count by (node) (group by (node, gpu) (gpuslice_gpu_share))" + nodeLabels},
 	{
 		Record: "gpuslice:container_gpu_request:ratio",
-		Expr: `sum by (namespace, pod, container) (kube_pod_container_resource_requests{resource=~"nvidia_com_(gpu|mig_).*"})
-/ on (namespace, pod) group_left ()
-sum by (namespace, pod) (kube_pod_container_resource_requests{resource=~"nvidia_com_(gpu|mig_).*"})`,
+		Expr: "sum by (node, namespace, pod, container) (" + deviceRequests + `)
+/ on (node, namespace, pod) group_left ()
+sum by (node, namespace, pod) (` + deviceRequests + ")",
 	},
 	{
 		Record: "gpuslice:container_gpu_request:ratio",
 		Expr: `(
-  max by (namespace, pod, container) (0 * container_cpu_allocation{container!="",container!="POD"} + 1)
-  / on (namespace, pod) group_left ()
-  count by (namespace, pod) (max by (namespace, pod, container) (container_cpu_allocation{container!="",container!="POD"}))
+  max by (node, namespace, pod, container) (0 * container_cpu_allocation{container!="",container!="POD"} + 1)
+  / on (node, namespace, pod) group_left ()
+  count by (node, namespace, pod) (max by (node, namespace, pod, container) (container_cpu_allocation{container!="",container!="POD"}))
 )
-unless on (namespace, pod) kube_pod_container_resource_requests{resource=~"nvidia_com_(gpu|mig_).*"}`,
+unless on (node, namespace, pod) ` + deviceRequests,
 	},
 	{
 		Record: "container_gpu_allocation",
 		Expr: `max by (namespace, pod, container, node, instance, uid) (0 * container_cpu_allocation{container!="",container!="POD"} + 1)
-* on (namespace, pod, container) group_left () gpuslice:container_gpu_request:ratio
-* on (namespace, pod) group_left () sum by (namespace, pod) (` + podShares + ")",
+* on (node, namespace, pod, container) group_left () gpuslice:container_gpu_request:ratio
+* on (node, namespace, pod) group_left () sum by (node, namespace, pod) (` + podShares + ")",
 	},
 }}
