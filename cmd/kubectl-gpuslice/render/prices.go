@@ -11,11 +11,14 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	node "go.yaml.in/yaml/v3"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	forms "k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/gpuslice/gpuslice/cmd/internal/kinds"
 	"github.com/gpuslice/gpuslice/cmd/internal/manifest"
+	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/features"
 	"github.com/gpuslice/gpuslice/config/check"
 	"github.com/gpuslice/gpuslice/config/document"
 	"github.com/gpuslice/gpuslice/config/sanitize"
@@ -38,12 +41,13 @@ type Priced struct {
 // price is a decimal number as the file has it, so that no digit is lost.
 type price string
 
-var priceForm = regexp.MustCompile(`^[0-9]{1,6}(\.[0-9]{1,6})?$`)
+// priceForm has no zeros before a number: YAML and Prometheus read such as octal.
+var priceForm = regexp.MustCompile(`^(0|[1-9][0-9]{0,5})(\.[0-9]{1,6})?$`)
 
 // ReadText implements what check reads a text by.
 func (p *price) ReadText(text string) error {
 	if !priceForm.MatchString(text) {
-		return errors.New("must be a price, a number from 0 to 999999 with at most six decimals, like 2.49")
+		return errors.New("must be a price, a number from 0 to 999999 in plain digits, with at most six decimals, like 2.49")
 	}
 	*p = price(text)
 	return nil
@@ -69,10 +73,17 @@ type model string
 // modelForm is the form of the driver's names: "NVIDIA A100-SXM4-80GB", "NVIDIA RTX PRO 6000 Blackwell Server Edition".
 var modelForm = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9 ./()+_-]{0,126}[A-Za-z0-9)]$`)
 
+// labelForm is the form of GPU feature discovery, with dashes for the spaces. The driver writes a space behind the brand.
+var labelForm = regexp.MustCompile(`^(NVIDIA|Tesla|Quadro|GeForce|GRID)-\S*$`)
+
 // ReadText implements what check reads a text by.
 func (m *model) ReadText(text string) error {
 	if !modelForm.MatchString(text) {
 		return errors.New("must be a model as NVIDIA's driver writes it, of at most 128 letters, digits, spaces and ./()+_-, like NVIDIA H100 80GB HBM3")
+	}
+	if labelForm.MatchString(text) {
+		return fmt.Errorf("is of the label %s: write the model as NVIDIA's driver does, with its spaces, as the label model of gpuslice_gpu_share has it",
+			features.LabelProduct)
 	}
 	*m = model(text)
 	return nil
@@ -122,6 +133,13 @@ func ReadPrices(file string, stdin io.Reader) (Prices, error) {
 }
 
 func parsePrices(text []byte) (out Prices, err error) {
+	if _, err := document.JSON(text); err != nil {
+		return Prices{}, fmt.Errorf("reading YAML: %w", err)
+	}
+	text, err = quoteNumbers(text)
+	if err != nil {
+		return Prices{}, fmt.Errorf("reading YAML: %w", err)
+	}
 	doc, err := document.JSON(text)
 	if err != nil {
 		return Prices{}, fmt.Errorf("reading YAML: %w", err)
@@ -129,6 +147,23 @@ func parsePrices(text []byte) (out Prices, err error) {
 	var c check.Mistakes
 	c.Read("file", doc, &out)
 	return out, errors.Join(c...)
+}
+
+// quoteNumbers puts the numbers of a text that is safe to decode in quotes, so that they are read as they are written: for YAML 010 is 8, and 1_000 is 1000.
+func quoteNumbers(text []byte) ([]byte, error) {
+	var root node.Node
+	if err := node.Unmarshal(text, &root); err != nil {
+		return nil, err //nolint:wrapcheck // the caller does
+	}
+	nodes := []*node.Node{&root}
+	for len(nodes) > 0 {
+		n := nodes[0]
+		nodes = append(nodes[1:], n.Content...)
+		if n.Kind == node.ScalarNode && (n.ShortTag() == "!!int" || n.ShortTag() == "!!float") {
+			n.Tag, n.Style = "", node.DoubleQuotedStyle
+		}
+	}
+	return node.Marshal(&root) //nolint:wrapcheck // the caller does
 }
 
 func renderPrices(r *rendering) *cobra.Command {
@@ -145,14 +180,17 @@ func renderPrices(r *rendering) *cobra.Command {
 			if err := errors.Join(checkName("to", namespace, namespaceForm), checkName("name", name, objectForm), err); err != nil {
 				return err
 			}
-			if len(r.files) != 1 || len(r.pools) > 0 || r.nodes != "" {
-				return errors.New("name the one file of prices with -f; prices go by no pools or nodes")
+			if len(r.files) != 1 {
+				return errors.New("name the one file of prices with -f")
+			}
+			if err := onlyFile(cmd.Parent().PersistentFlags()); err != nil {
+				return err
 			}
 			prices, err := ReadPrices(r.files[0], cmd.InOrStdin())
 			if err != nil {
 				return err
 			}
-			on["app.kubernetes.io/name"] = "gpuslice"
+			on[labelName] = "gpuslice"
 			text, err := Text(nil, []any{prices.rules(metav1.ObjectMeta{Namespace: namespace, Name: name, Labels: on}, openCost)})
 			if err != nil {
 				return err
@@ -168,12 +206,35 @@ func renderPrices(r *rendering) *cobra.Command {
 	return c
 }
 
+// onlyFile refuses what render's other commands alone read.
+func onlyFile(flags *pflag.FlagSet) (err error) {
+	flags.VisitAll(func(f *pflag.Flag) {
+		if f.Changed && f.Name != "file" {
+			err = errors.Join(err, fmt.Errorf("prices go by no flag --%s: leave it out", f.Name))
+		}
+	})
+	return err
+}
+
+// labelName is the label that all objects of the project have.
+const labelName = "app.kubernetes.io/name"
+
 func readLabels(texts []string) (map[string]string, error) {
 	out := map[string]string{}
 	for _, text := range texts {
 		key, value, is := strings.Cut(text, "=")
 		if !is || len(forms.IsQualifiedName(key)) > 0 || len(forms.IsValidLabelValue(value)) > 0 {
 			return out, fmt.Errorf("flag --label is %s: write KEY=VALUE, as release=prometheus", sanitize.Cut(strconv.Quote(text), manifest.LongestName))
+		}
+		wrong := ""
+		if _, twice := out[key]; twice {
+			wrong = "an earlier one has this key"
+		}
+		if key == labelName {
+			wrong = "the label of this key is gpuslice"
+		}
+		if wrong != "" {
+			return out, fmt.Errorf("flag --label is %s: %s", sanitize.Cut(strconv.Quote(text), manifest.LongestName), wrong)
 		}
 		out[key] = value
 	}
