@@ -55,7 +55,7 @@ type Rules struct {
 
 // Records are the metrics that the rules record, and their labels. Prices are among them, which a user renders.
 func (r Rules) Records() map[string][]string {
-	out := map[string][]string{"gpuslice:gpu_price:per_hour": {"model", "currency"}}
+	out := map[string][]string{"gpuslice:gpu_price:per_hour": {"model", "currency", "prices"}}
 	for _, group := range r.Groups {
 		for _, rule := range group.Rules {
 			if by := groupedBy.FindStringSubmatch(rule.Expr); rule.Record != "" && by != nil {

@@ -135,6 +135,19 @@ func TestADayOfTwentyCutsCostsWhatItsGPUsDo(t *testing.T) {
 	}
 }
 
+// No rule chooses between two prices of a model, of whatever currency: it fails, for Prometheus' metrics and alerts of rules to show.
+func TestTwoObjectsOfPricesStopTheCosts(t *testing.T) {
+	atFullLength(t, "promtool")
+	rules := priced(t)
+	rules.Groups = slices.Concat(priced(t, "--name", "second").Groups[:1], rules.Groups)
+	rules.Groups[0].Name = "second"
+	input := []monitoring.Series{{Series: `gpuslice_gpu_share{node="n", gpu="a", model="NVIDIA H100 80GB HBM3", state="idle"}`, Values: "1x10"}}
+	err := monitoring.Evaluate(t.Context(), t.TempDir(), rules, input, nil)
+	if err == nil || !strings.Contains(err.Error(), "rule: gpuslice:gpu_cost:per_hour") || !strings.Contains(err.Error(), "found duplicate series") {
+		t.Error(err)
+	}
+}
+
 // An agent is replaced: for a while there are its series and those of the next, which knows of a change in what pods have. A ruler has the series of two
 // replicas of Prometheus.
 func TestAGPUWithSeveralSeriesCostsWhatOneDoes(t *testing.T) {

@@ -241,11 +241,12 @@ func readLabels(texts []string) (map[string]string, error) {
 	return out, nil
 }
 
-// MetricPrice is what an hour of a GPU costs, by its model.
+// MetricPrice is what an hour of a GPU costs, by its model, currency, and the object of the rules, NAMESPACE/NAME, in the label prices.
 const MetricPrice = "gpuslice:gpu_price:per_hour"
 
 func (p Prices) rules(meta metav1.ObjectMeta, openCost bool) *kinds.PrometheusRule {
-	labels := map[string]string{}
+	// Prices of two objects are two series, of which the rules of costs take neither: without the label, one of them would be recorded by chance.
+	labels := map[string]string{"prices": meta.Namespace + "/" + meta.Name}
 	if p.Currency != "" {
 		labels["currency"] = string(p.Currency)
 	}
