@@ -1,7 +1,9 @@
 package repo_test
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"path/filepath"
 	"slices"
@@ -11,11 +13,12 @@ import (
 
 	"github.com/google/cel-go/cel"
 	"github.com/google/cel-go/ext"
-	"github.com/google/go-cmp/cmp"
+	gocmp "github.com/google/go-cmp/cmp"
 	lua "github.com/yuin/gopher-lua"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	sigsyaml "sigs.k8s.io/yaml"
 
@@ -153,7 +156,7 @@ func TestGitOpsToolsLeaveWhatElseANodeHas(t *testing.T) {
 			continue
 		}
 		nodes++
-		if diff := cmp.Diff(want, node.Annotations); diff != "" || len(node.Labels) != 1 {
+		if diff := gocmp.Diff(want, node.Annotations); diff != "" || len(node.Labels) != 1 {
 			t.Errorf("%s has the labels %v and these annotations (-want +got):\n%s", node.Name, node.Labels, diff)
 		}
 	}
@@ -235,6 +238,61 @@ func fluxHealth(t *testing.T, check fluxCheck, node map[string]any) string {
 	return "InProgress"
 }
 
+// reported is a node with what its agent has reported, and what Argo CD makes of it.
+type reported struct {
+	labels  map[string]string
+	desired string // in the report; empty without one
+	byLabel string // in the report, if it is not that of mig.config
+	status  corev1.ConditionStatus
+	reason  config.Reason
+	beside  []corev1.NodeCondition
+	lost    bool     // the node is not Ready
+	without []string // fields that are null
+	argo    string
+}
+
+// object is the node as the tools get it.
+func (row *reported) object(t *testing.T) map[string]any {
+	t.Helper()
+	node := corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "gpu-1", Labels: row.labels}}
+	node.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue, Reason: "KubeletReady"}}
+	if row.status != "" {
+		node.Status.Conditions = append(node.Status.Conditions, corev1.NodeCondition{
+			Type: config.ConditionGPUPartitionReady, Status: row.status, Reason: string(row.reason), Message: "see there",
+		})
+	}
+	node.Status.Conditions = append(node.Status.Conditions, row.beside...)
+	if row.lost {
+		node.Status.Conditions[0].Status = corev1.ConditionUnknown
+	}
+	if row.desired != "" {
+		status := api.Status{Desired: row.desired, Label: cmp.Or(row.byLabel, config.LabelMIGConfig), Reason: row.reason}
+		text, fits, err := report.EncodeStatus(status, 1<<10)
+		if err != nil || !fits {
+			t.Fatal(err)
+		}
+		node.Annotations = map[string]string{config.AnnotationStatus: text}
+	}
+	object, err := runtime.DefaultUnstructuredConverter.ToUnstructured(&node)
+	if err != nil {
+		t.Fatal(err)
+	}
+	conditions, _, _ := unstructured.NestedSlice(object, "status", "conditions")
+	for _, c := range conditions {
+		if of, is := c.(map[string]any); is && of["type"] == "" {
+			delete(of, "type")
+		}
+	}
+	err = unstructured.SetNestedSlice(object, conditions, "status", "conditions")
+	for _, field := range row.without {
+		err = errors.Join(err, unstructured.SetNestedField(object, nil, strings.Split(field, ".")...))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return object
+}
+
 func TestGitOpsToolsReadTheHealthOfANode(t *testing.T) {
 	var patch struct{ Data map[string]string }
 	if err := sigsyaml.Unmarshal([]byte(read(t, "deploy/examples/argocd-health.yaml")), &patch); err != nil {
@@ -247,55 +305,56 @@ func TestGitOpsToolsReadTheHealthOfANode(t *testing.T) {
 	}
 	profile, mig := map[string]string{config.LabelProfile: "research"}, map[string]string{config.LabelMIGConfig: "all-balanced"}
 	failed := map[string]string{config.LabelMIGConfig: "all-balanced", config.LabelMIGConfigState: string(config.StateFailed)}
-	for name, row := range map[string]struct {
-		labels     map[string]string
-		desired    string // in the report; empty without one
-		status     corev1.ConditionStatus
-		reason     config.Reason
-		argo, flux string
-	}{
-		"no label":                        {nil, "", corev1.ConditionTrue, config.ReasonNotRequested, "Healthy", "Current"},
-		"another's labels alone":          {map[string]string{"a": "b"}, "", "", "", "Healthy", "Current"},
-		"no agent yet":                    {mig, "", "", "", "Progressing", "InProgress"},
-		"as asked":                        {mig, "all-balanced", corev1.ConditionTrue, config.ReasonConverged, "Healthy", "Current"},
-		"as a profile asks":               {profile, "research", corev1.ConditionTrue, config.ReasonConverged, "Healthy", "Current"},
-		"with a default of the plugin":    {mig, "all-balanced" + api.DesiredSeparator + "default", corev1.ConditionTrue, config.ReasonConverged, "Healthy", "Current"},
-		"as the label before asked":       {mig, "all-disabled", corev1.ConditionTrue, config.ReasonConverged, "Progressing", "InProgress"},
-		"as one with a longer name asked": {mig, "all-balanced-2", corev1.ConditionTrue, config.ReasonConverged, "Progressing", "InProgress"},
-		"when the label before failed":    {failed, "all-1g.10gb", corev1.ConditionFalse, config.ReasonUnknownConfig, "Progressing", "InProgress"},
-		"a change is under way":           {mig, "all-balanced", corev1.ConditionFalse, config.ReasonEvicting, "Progressing", "InProgress"},
-		"refused":                         {failed, "all-balanced", corev1.ConditionFalse, config.ReasonUnknownConfig, "Degraded", "Failed"},
-		"held":                            {mig, "all-balanced", corev1.ConditionFalse, config.ReasonHeld, "Suspended", "InProgress"},
-		"before its window":               {mig, "all-balanced", corev1.ConditionFalse, config.ReasonAwaitingWindow, "Suspended", "InProgress"},
-		"without a driver":                {mig, "all-balanced", corev1.ConditionUnknown, config.ReasonDriverNotLoaded, "Progressing", "InProgress"},
-		"a config of the plugin alone":    {map[string]string{config.LabelDevicePluginConfig: "any"}, "any", corev1.ConditionTrue, config.ReasonConverged, "Healthy", "Current"},
-		"the same, and no agent":          {map[string]string{config.LabelDevicePluginConfig: "any"}, "", "", "", "Progressing", "InProgress"},
+	plugin := map[string]string{config.LabelDevicePluginConfig: "any"}
+	both := map[string]string{config.LabelMIGConfig: "all-balanced", config.LabelDevicePluginConfig: "any"}
+	own := map[string]string{config.LabelMIGConfig: "all-balanced", config.LabelDevicePluginConfig: config.OwnPluginKey + "7"}
+	sick := corev1.NodeCondition{Type: config.ConditionGPUUnhealthy, Status: corev1.ConditionTrue, Reason: string(config.ReasonUnknownConfig), Message: "see there"}
+	well := corev1.NodeCondition{Type: config.ConditionGPUUnhealthy, Status: corev1.ConditionFalse}
+	undone := corev1.NodeCondition{Type: config.ConditionGPUPartitionReady, Status: corev1.ConditionFalse, Reason: string(config.ReasonEvicting), Message: "see there"}
+	for name, row := range map[string]reported{
+		"no label":                            {status: corev1.ConditionTrue, reason: config.ReasonNotRequested, argo: "Healthy"},
+		"another's labels alone":              {labels: map[string]string{"a": "b"}, argo: "Healthy"},
+		"labels, annotations without value":   {without: []string{"metadata.labels", "metadata.annotations"}, argo: "Healthy"},
+		"no label, and a state":               {labels: map[string]string{config.LabelMIGConfigState: "failed"}, status: corev1.ConditionFalse, argo: "Healthy"},
+		"a label that is empty":               {labels: map[string]string{config.LabelMIGConfig: ""}, status: corev1.ConditionFalse, argo: "Healthy"},
+		"no agent yet":                        {labels: mig, argo: "Progressing"},
+		"no status":                           {labels: mig, without: []string{"metadata.annotations", "status"}, argo: "Progressing"},
+		"no conditions":                       {labels: mig, desired: "all-balanced", without: []string{"status.conditions"}, argo: "Progressing"},
+		"as asked":                            {labels: mig, desired: "all-balanced", status: corev1.ConditionTrue, reason: config.ReasonConverged, argo: "Healthy"},
+		"beside a condition without a type":   {labels: mig, desired: "all-balanced", status: corev1.ConditionTrue, beside: []corev1.NodeCondition{{}}, argo: "Healthy"},
+		"as a profile asks":                   {labels: profile, desired: "research", byLabel: config.LabelProfile, status: corev1.ConditionTrue, argo: "Healthy"},
+		"as a config of the profile's name":   {labels: profile, desired: "research", status: corev1.ConditionTrue, argo: "Progressing"},
+		"with a default of the plugin":        {labels: mig, desired: "all-balanced + default", status: corev1.ConditionTrue, argo: "Healthy"},
+		"with one that the agent has labeled": {labels: own, desired: "all-balanced + default", status: corev1.ConditionTrue, argo: "Healthy"},
+		"as the label before asked":           {labels: mig, desired: "all-disabled", status: corev1.ConditionTrue, reason: config.ReasonConverged, argo: "Progressing"},
+		"as one with a longer name asked":     {labels: mig, desired: "all-balanced-2", status: corev1.ConditionTrue, reason: config.ReasonConverged, argo: "Progressing"},
+		"when the label before failed":        {labels: failed, desired: "all-1g.10gb", status: corev1.ConditionFalse, reason: config.ReasonUnknownConfig, argo: "Progressing"},
+		"a change is under way":               {labels: mig, desired: "all-balanced", status: corev1.ConditionFalse, reason: config.ReasonEvicting, argo: "Progressing"},
+		"refused":                             {labels: failed, desired: "all-balanced", status: corev1.ConditionFalse, reason: config.ReasonUnknownConfig, argo: "Degraded"},
+		"failed, and not known since":         {labels: failed, desired: "all-balanced", status: corev1.ConditionUnknown, reason: config.ReasonDriverNotLoaded, argo: "Degraded"},
+		"held":                                {labels: mig, desired: "all-balanced", status: corev1.ConditionFalse, reason: config.ReasonHeld, argo: "Suspended"},
+		"before its window":                   {labels: mig, desired: "all-balanced", status: corev1.ConditionFalse, reason: config.ReasonAwaitingWindow, argo: "Suspended"},
+		"without a driver":                    {labels: mig, desired: "all-balanced", status: corev1.ConditionUnknown, reason: config.ReasonDriverNotLoaded, argo: "Progressing"},
+		"a GPU is unhealthy":                  {labels: mig, desired: "all-balanced", status: corev1.ConditionTrue, beside: []corev1.NodeCondition{sick, well}, argo: "Degraded"},
+		"kubelet is silent":                   {labels: mig, desired: "all-balanced", status: corev1.ConditionTrue, lost: true, argo: "Progressing"},
+		"the condition twice":                 {labels: mig, desired: "all-balanced", status: corev1.ConditionTrue, beside: []corev1.NodeCondition{undone}, argo: "Progressing"},
+		"twice, and failed":                   {labels: failed, desired: "all-balanced", status: corev1.ConditionTrue, beside: []corev1.NodeCondition{undone}, argo: "Degraded"},
+		"a config of the plugin alone":        {labels: plugin, desired: "any", byLabel: config.LabelDevicePluginConfig, status: corev1.ConditionTrue, argo: "Healthy"},
+		"the same, and no agent":              {labels: plugin, argo: "Progressing"},
+		"as the plugin's before asked":        {labels: plugin, desired: "other", byLabel: config.LabelDevicePluginConfig, status: corev1.ConditionTrue, argo: "Progressing"},
+		"both":                                {labels: both, desired: "all-balanced + any", status: corev1.ConditionTrue, argo: "Healthy"},
+		"both, the plugin's before":           {labels: both, desired: "all-balanced + other", status: corev1.ConditionTrue, argo: "Progressing"},
+		"both, before the plugin's":           {labels: both, desired: "all-balanced", status: corev1.ConditionTrue, argo: "Progressing"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			node := corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "gpu-1", Labels: row.labels}}
-			node.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue, Reason: "KubeletReady"}}
-			if row.status != "" {
-				node.Status.Conditions = append(node.Status.Conditions, corev1.NodeCondition{
-					Type: config.ConditionGPUPartitionReady, Status: row.status, Reason: string(row.reason), Message: "see there",
-				})
-			}
-			if row.desired != "" {
-				text, fits, err := report.EncodeStatus(api.Status{Desired: row.desired, Label: "l", Reason: row.reason}, 1<<10)
-				if err != nil || !fits {
-					t.Fatal(err)
-				}
-				node.Annotations = map[string]string{config.AnnotationStatus: text}
-			}
-			object, err := runtime.DefaultUnstructuredConverter.ToUnstructured(&node)
-			if err != nil {
-				t.Fatal(err)
-			}
+			object := row.object(t)
 			status, message := argoHealth(t, script, object)
-			if status != row.argo || row.argo == "Degraded" && message != string(row.reason)+": see there" {
+			if status != row.argo || row.argo == "Degraded" && !strings.HasSuffix(message, ": see there") {
 				t.Errorf("Argo CD shows %s: %s, want %s", status, message, row.argo)
 			}
-			if got := fluxHealth(t, checks[0], object); got != row.flux {
-				t.Errorf("Flux shows %s, want %s", got, row.flux)
+			flux := map[string]string{"Healthy": "Current", "Degraded": "Failed"}[row.argo]
+			if got := fluxHealth(t, checks[0], object); got != cmp.Or(flux, "InProgress") {
+				t.Errorf("Flux shows %s where Argo CD is to show %s", got, row.argo)
 			}
 		})
 	}
