@@ -236,9 +236,13 @@ func (c classes) asked(p *corev1.Pod) []string {
 	var out []string
 	certain := false
 	for name, n := range Requests(p) {
+		if n.IsZero() {
+			continue
+		}
 		class, byClass := strings.CutPrefix(string(name), resourcev1.ResourceDeviceClassPrefix)
 		byClass = byClass || c.of(name) != ""
-		nvidias := strings.HasPrefix(string(name), "nvidia.com/") || byClass && slices.Contains([]string{dra.ClassGPU, dra.ClassMIG}, class)
+		ofClass := strings.HasPrefix(string(name), "nvidia.com/") || slices.Contains([]string{dra.ClassGPU, dra.ClassMIG}, class)
+		nvidias := nvml.GPUResource(string(name)) || byClass && ofClass
 		if certain = certain || nvidias; nvidias || byClass {
 			out = append(out, fmt.Sprintf("%s %s", name, n.String()))
 		}

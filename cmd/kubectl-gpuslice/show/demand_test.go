@@ -203,6 +203,16 @@ func TestDemand(t *testing.T) {
 		"a namespace that the user names": {pods: pods, asks: advice{only: "team-b"}, columns: "devices oldest", want: mig[:1]},
 		"a request of any size":           {pods: []*corev1.Pod{huge}, columns: "devices oldest", want: []string{"team-a mig-3g.40gb 1 pods 1048576 devices 60s"}},
 		"a claim does not say how many":   {pods: []*corev1.Pod{claims}, columns: "devices oldest", want: []string{"team-a by claim 1 pods 0 devices 60s"}},
+		"what is no GPU does not count": {
+			pods: []*corev1.Pod{
+				queued("team-a/none", "nvidia.com/gpu", 0, time.Minute), queued("team-a/nic", "nvidia.com/nic", 1, time.Minute), queued("team-a/host", "nvidia.com/hostdev", 1, time.Minute),
+			},
+			kueue: aKueue{
+				"": {"v1beta2"}, "/v1beta2/workloads": {workloadOf("team-a", "nics", ofJob, "nvidia.com/nic", 4, 2, time.Hour), workloadOf("team-a", "none", ofJob, "nvidia.com/gpu", 4, 0, time.Hour)},
+				"/v1beta2/localqueues": {}, "/v1beta2/clusterqueues": {},
+			},
+			columns: "workloads quota", none: "no pod that requests a GPU is pending, and no workload of Kueue",
+		},
 		"nothing waits": {
 			kueue: aKueue{"": {"v1beta2"}, "/v1beta2/workloads": {}, "/v1beta2/localqueues": {}, "/v1beta2/clusterqueues": {}}, columns: "workloads quota",
 			none: "no pod that requests a GPU is pending, and no workload of Kueue",
