@@ -60,7 +60,7 @@ type waitFor struct{ resource, namespace, queue string }
 // waits has who waits for what.
 type waits map[waitFor]*waiting
 
-// add counts pods that each ask for so many devices.
+// add counts pods that ask for so many devices together.
 func (w waits) add(what waitFor, pods, devices int, since time.Time) {
 	one := w[what]
 	if one == nil {
@@ -70,7 +70,7 @@ func (w waits) add(what waitFor, pods, devices int, since time.Time) {
 		}
 		w[what] = one
 	}
-	one.Pods, one.Devices = one.Pods+pods, one.Devices+pods*devices
+	one.Pods, one.Devices = one.Pods+pods, one.Devices+devices
 	if since.Before(one.Oldest) {
 		one.Oldest = since
 	}
@@ -131,6 +131,7 @@ func (a *advice) demand(ctx context.Context, client kube.Interface) (*demanded, 
 		for _, r := range judge.Asked(&pods[i]) {
 			if name := resourceOf(r); name != "" {
 				all.add(waitFor{name, pods[i].Namespace, k.queueOf(&pods[i])}, 1, devicesOf(r), pods[i].CreationTimestamp.Time)
+				k.has(&pods[i], name, devicesOf(r))
 			}
 		}
 	}

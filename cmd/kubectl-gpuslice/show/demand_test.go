@@ -42,6 +42,13 @@ func queued(name, asks string, n int, waited time.Duration, labels ...string) *c
 	return p
 }
 
+// inGroup is a pod that asks for two devices and names its Workload.
+func inGroup(name, asks, key, workload string) *corev1.Pod {
+	p := queued(name, asks, 2, time.Minute, labelQueue)
+	p.Labels[key] = workload
+	return p
+}
+
 // workloadOf is a Workload of so many pods, in JSON.
 func workloadOf(namespace, name, owner, asks string, pods, n int, waited time.Duration, conditions ...string) string {
 	var is []string
@@ -56,6 +63,7 @@ func workloadOf(namespace, name, owner, asks string, pods, n int, waited time.Du
 const (
 	ofJob      = `{"apiVersion":"batch/v1","kind":"Job","name":"j","uid":"j"}`
 	ofPod      = `{"apiVersion":"v1","kind":"Pod","name":"p","uid":"p"}`
+	ofSet      = `{"apiVersion":"apps/v1","kind":"StatefulSet","name":"s","uid":"s"}`
 	aLocal     = `{"metadata":{"namespace":"team-a","name":"training"},"spec":{"clusterQueue":"gpus-training"}}`
 	aFullQueue = `{"metadata":{"name":"gpus-training"},"spec":{"resourceGroups":[{"flavors":[
 		{"name":"a","resources":[{"name":"nvidia.com/gpu","nominalQuota":"16"},{"name":"nvidia.com/mig-3g.40gb","nominalQuota":"4"}]},
@@ -203,6 +211,20 @@ func TestDemand(t *testing.T) {
 		"a namespace that the user names": {pods: pods, asks: advice{only: "team-b"}, columns: "devices oldest", want: mig[:1]},
 		"a request of any size":           {pods: []*corev1.Pod{huge}, columns: "devices oldest", want: []string{"team-a mig-3g.40gb 1 pods 1048576 devices 60s"}},
 		"a claim does not say how many":   {pods: []*corev1.Pod{claims}, columns: "devices oldest", want: []string{"team-a by claim 1 pods 0 devices 60s"}},
+		"groups of pods that are made one by one": {
+			pods: []*corev1.Pod{inGroup("team-a/set-0", ofMIG, keyGroup, "set"), inGroup("team-a/lws-0", "nvidia.com/gpu", keyWorkload, "lws"), inGroup("team-b/other-0", ofMIG, keyGroup, "set")},
+			kueue: aKueue{
+				"": {"v1beta2"}, "/v1beta2/localqueues": {}, "/v1beta2/clusterqueues": {},
+				"/v1beta2/workloads": {
+					workloadOf("team-a", "set", ofPod+","+ofSet, ofMIG, 3, 2, time.Hour), workloadOf("team-a", "lws", ofSet, "nvidia.com/gpu", 1, 2, time.Hour),
+					workloadOf("team-a", "later", ofSet, ofMIG, 2, 1, time.Hour),
+				},
+			},
+			columns: "workloads quota", want: []string{
+				"team-a mig-3g.40gb 5 pods 8 devices 60m, training 2 pending 0 admitted", "team-a gpu 1 pods 2 devices 60m, training 1 pending 0 admitted",
+				"team-b mig-3g.40gb 1 pods 2 devices 60s, training 0 pending 0 admitted",
+			},
+		},
 		"what is no GPU does not count": {
 			pods: []*corev1.Pod{
 				queued("team-a/none", "nvidia.com/gpu", 0, time.Minute), queued("team-a/nic", "nvidia.com/nic", 1, time.Minute), queued("team-a/host", "nvidia.com/hostdev", 1, time.Minute),

@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"slices"
-	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -25,6 +24,8 @@ const (
 	kueueGroup = "kueue.x-k8s.io"
 	// Labels of pods that name their LocalQueue: the first Kueue sets on those of a Job that it admits, the other a user on a pod.
 	labelLocalQueue, labelQueue = kueueGroup + "/local-queue-name", kueueGroup + "/queue-name"
+	// Labels or annotations of pods that name their Workload: the first counts if both are there.
+	keyWorkload, keyGroup = kueueGroup + "/prebuilt-workload-name", kueueGroup + "/pod-group-name"
 
 	queuesAtATime = 500
 	// mostQueued bounds the objects that are read of a kind.
@@ -84,7 +85,8 @@ type clusterQueue struct {
 // kueue is what the user may read of Kueue's objects; nil where Kueue is not there, or where the rights are missing.
 type kueue struct {
 	workloads []workload
-	locals    map[string]string // ClusterQueue by namespace and name
+	there     map[ofWorkload]podSet // pods that wait
+	locals    map[string]string     // ClusterQueue by namespace and name
 	quotas    map[string]map[string]*quota
 	notes     []string
 }
@@ -214,11 +216,26 @@ func (k *kueue) queueOf(p *corev1.Pod) string {
 	return cmp.Or(p.Labels[labelLocalQueue], p.Labels[labelQueue])
 }
 
+// ofWorkload are the pods of a Workload that ask for a resource.
+type ofWorkload struct{ namespace, workload, resource string }
+
+// has counts a pod that waits and asks for so many devices, for its Workload.
+func (k *kueue) has(p *corev1.Pod, resource string, devices int) {
+	of := ofWorkload{p.Namespace, cmp.Or(p.Labels[keyWorkload], p.Annotations[keyWorkload], p.Labels[keyGroup], p.Annotations[keyGroup]), resource}
+	if of.workload == "" {
+		return
+	}
+	if k.there == nil {
+		k.there = map[ofWorkload]podSet{}
+	}
+	k.there[of] = podSet{k.there[of].pods + 1, k.there[of].devices + devices}
+}
+
 // count adds the workloads, and the pods that pending ones have yet to get.
 func (k *kueue) count(all waits) {
 	for i := range k.workloads {
 		if w := &k.workloads[i]; !w.ended() && !w.is("Admitted") {
-			w.wait(all)
+			w.wait(all, k.there)
 		}
 	}
 	for i := range k.workloads {
@@ -239,12 +256,14 @@ func (k *kueue) count(all waits) {
 	}
 }
 
-// wait adds a pending workload.
-func (w *workload) wait(all waits) {
-	for what, sets := range w.wants() {
-		for _, set := range sets {
-			all.add(what, set.pods, set.devices, w.CreationTimestamp.Time)
+// wait adds a pending workload, with the pods that are not there yet: those of a group or of a StatefulSet are made one by one, behind a gate.
+func (w *workload) wait(all waits, there map[ofWorkload]podSet) {
+	for what, asks := range w.wants() {
+		has := there[ofWorkload{w.Namespace, w.Name, what.resource}]
+		if w.isOnePod() {
+			has = asks
 		}
+		all.add(what, max(asks.pods-has.pods, 0), max(asks.devices-has.devices, 0), w.CreationTimestamp.Time)
 		if q := all[what].Queue; q != nil {
 			q.Pending++
 		}
@@ -260,27 +279,26 @@ func (w *workload) is(condition string) bool {
 	return meta.IsStatusConditionTrue(w.Status.Conditions, condition)
 }
 
-// podSet are pods that each ask for so many devices.
+// podSet are pods that ask for so many devices together.
 type podSet struct{ pods, devices int }
 
-// wants are the GPUs and parts of them that the workload asks for, by the pods that are made once Kueue admits it.
-func (w *workload) wants() map[waitFor][]podSet {
-	out := map[waitFor][]podSet{}
+// wants are the GPUs and parts of them that the workload asks for, by all of its pods.
+func (w *workload) wants() map[waitFor]podSet {
+	out := map[waitFor]podSet{}
 	for _, set := range w.Spec.PodSets {
+		pods := min(max(set.Count, 0), mostDevices)
 		for _, r := range judge.Asked(&corev1.Pod{Spec: set.Template.Spec}) {
 			what := waitFor{resourceOf(r), w.Namespace, w.Spec.QueueName}
 			if what.resource != "" {
-				out[what] = append(out[what], podSet{w.toMake(set.Count), devicesOf(r)})
+				out[what] = podSet{out[what].pods + pods, out[what].devices + pods*devicesOf(r)}
 			}
 		}
 	}
 	return out
 }
 
-// toMake is how many pods of a set are made once Kueue admits the workload. Those of a workload of pods are there, behind a gate.
-func (w *workload) toMake(count int) int {
-	if slices.ContainsFunc(w.OwnerReferences, func(o metav1.OwnerReference) bool { return o.Kind == "Pod" && strings.HasPrefix(o.APIVersion, "v1") }) {
-		return 0
-	}
-	return min(max(count, 0), mostDevices)
+// isOnePod reports whether Kueue has made the workload for a single pod, which is there.
+func (w *workload) isOnePod() bool {
+	return len(w.Spec.PodSets) == 1 && w.Spec.PodSets[0].Count == 1 &&
+		slices.ContainsFunc(w.OwnerReferences, func(o metav1.OwnerReference) bool { return o.Kind == "Pod" && o.APIVersion == "v1" })
 }
