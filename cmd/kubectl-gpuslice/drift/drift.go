@@ -239,13 +239,19 @@ func (c *comparison) compareFlavors() {
 	}
 }
 
-// closing has the tolerations that pods of a flavor lack for all of its nodes; none if they come to any. A pod that Kueue admits by the flavor
-// tolerates its nodeTaints.
-func (c *comparison) closing(f kinds.FlavorSpec) (nodes int, lacking []string) {
+// toleratedBy is what pods of a flavor tolerate.
+func toleratedBy(f kinds.FlavorSpec) []corev1.Toleration {
 	tolerations := slices.Clone(f.Tolerations)
 	for _, t := range f.NodeTaints {
 		tolerations = append(tolerations, corev1.Toleration{Key: t.Key, Operator: corev1.TolerationOpEqual, Value: t.Value, Effect: t.Effect})
 	}
+	return tolerations
+}
+
+// closing has the tolerations that pods of a flavor lack for all of its nodes; none if they come to any. A pod that Kueue admits by the flavor
+// tolerates its nodeTaints.
+func (c *comparison) closing(f kinds.FlavorSpec) (nodes int, lacking []string) {
+	tolerations := toleratedBy(f)
 	selector := selecting(f.NodeLabels)
 	lacks := map[string]bool{}
 	for _, n := range c.nodes {
@@ -264,18 +270,26 @@ func (c *comparison) closing(f kinds.FlavorSpec) (nodes int, lacking []string) {
 	return nodes, slices.Sorted(maps.Keys(lacks))
 }
 
+// longestLabel bounds a label in a message, in characters.
+const longestLabel = 150
+
 // compareClasses finds queues with nodes of several classes of isolation. Labels of GPU feature discovery say how a node is now, whatever its other labels
-// request. A node without them has no known class.
+// request. A node without them has no known class. Nodes with taints that a flavor does not tolerate are not the flavor's.
 func (c *comparison) compareClasses() {
+	var shared []string // nodes, each with the label that says so
 	classes := func(flavor, resource string) (out []isolation.Class) {
 		at := slices.IndexFunc(c.flavors, func(f kinds.ResourceFlavor) bool { return f.Name == flavor })
 		if at < 0 {
 			return nil
 		}
+		tolerations := toleratedBy(c.flavors[at].Spec)
 		selector := labels.SelectorFromSet(c.flavors[at].Spec.NodeLabels) // with the state of their change: it keeps pods off
 		for _, n := range c.nodes {
-			if _, offers := n.offers[corev1.ResourceName(resource)]; !offers || !selector.Matches(labels.Set(n.labels)) {
+			if _, offers := n.offers[corev1.ResourceName(resource)]; !offers || !selector.Matches(labels.Set(n.labels)) || len(taints.KeepingOut(n.taints, tolerations, c.known.Startup)) > 0 {
 				continue
+			}
+			if by := isolation.SharedBy(n.labels, resource); by != "" {
+				shared = append(shared, n.name+" by "+sanitize.Cut(by, longestLabel))
 			}
 			if class := isolation.OfNode(n.labels, resource); !slices.Contains(out, class) {
 				out = append(out, class)
@@ -284,7 +298,12 @@ func (c *comparison) compareClasses() {
 		return out
 	}
 	for _, q := range c.queues {
+		shared = nil
 		for _, text := range isolation.Mixed(q, classes) {
+			if len(shared) > 0 {
+				slices.Sort(shared)
+				text += "; these nodes share: " + sanitize.Listed(slices.Compact(shared))
+			}
 			c.Findings = append(c.Findings, Finding{About: "ClusterQueue " + q.Name, Text: text, Mixed: true})
 		}
 	}

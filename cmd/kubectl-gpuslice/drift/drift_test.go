@@ -135,6 +135,8 @@ func TestAQueueWithNodesOfSeveralClassesIsFoundOut(t *testing.T) {
 		return out
 	}
 	shared, isolated := node("shared", labels("research", "", "-SHARED", "time-slicing"), "24"), node("isolated", labels("critical", "", "-MIG-2g.20gb", "none"), "24")
+	tainted := shared.DeepCopy()
+	tainted.Spec.Taints = []corev1.Taint{{Key: "team", Value: "a", Effect: corev1.TaintEffectNoSchedule}}
 	undone := node("undone", labels("critical", "nvidia.com/mig.config.state=failed", "-SHARED", "time-slicing"), "24")
 	of := func(flavors ...string) string {
 		var all []string
@@ -152,7 +154,11 @@ func TestAQueueWithNodesOfSeveralClassesIsFoundOut(t *testing.T) {
 		"two flavors": {
 			[]runtime.Object{shared, isolated},
 			[]string{flavor("r", "gpuslice.io/profile: research"), flavor("c", "gpuslice.io/profile: critical"), of("r", "c")},
-			strings.Replace(two, "%", "c", 1) + "r: a pod that is to have one may get the other; make ClusterQueues of one class",
+			strings.Replace(two, "%", "c", 1) + "r: a pod that is to have one may get the other; make ClusterQueues of one class, and one of each MIG pool; these nodes share: shared by nvidia.com/gpu.sharing-strategy=time-slicing",
+		},
+		"nodes with a taint that the flavor does not tolerate": {
+			[]runtime.Object{tainted, isolated},
+			[]string{flavor("r", "gpuslice.io/profile: research"), flavor("c", "gpuslice.io/profile: critical"), of("r", "c")}, "",
 		},
 		"a queue of each": {
 			[]runtime.Object{shared, isolated},

@@ -105,6 +105,17 @@ func OfNode(labels map[string]string, resource string) Class {
 	return Of(device, 1)
 }
 
+// SharedBy is the label of GPU feature discovery by which a node shares a resource; empty if none says so.
+func SharedBy(labels map[string]string, resource string) string {
+	plain := strings.TrimSuffix(resource, nvml.SharedSuffix)
+	for _, key := range []string{plain + ".sharing-strategy", plain + ".replicas", plain + ".product"} {
+		if OfNode(map[string]string{key: labels[key]}, plain).Kind == KindShared {
+			return key + "=" + labels[key]
+		}
+	}
+	return ""
+}
+
 // deviceOf is the MIG device that a resource is named after; empty if it is named after none.
 func deviceOf(resource string) string {
 	device, is := strings.CutPrefix(resource, nvml.ResourceMIGPrefix)
@@ -164,9 +175,9 @@ func said(resource string, flavors map[Class][]string) string {
 			seen[name] = true
 		}
 	}
-	remedy := "make ClusterQueues of one class, and one of each MIG pool, as kubectl gpuslice render kueue does"
+	remedy := "make ClusterQueues of one class, and one of each MIG pool"
 	if len(twice) > 0 {
-		remedy = fmt.Sprintf("the labels of %s select nodes of several classes: write those that kubectl gpuslice render kueue writes, and take labels of other pools off the nodes",
+		remedy = fmt.Sprintf("the labels of %s select nodes of several classes: add a label that the nodes of one class alone have, and take labels of other pools off the nodes",
 			sanitize.Listed(twice))
 	}
 	return fmt.Sprintf("%s is %s: a pod that is to have one may get the other; %s", resource, sanitize.Listed(parts), remedy)

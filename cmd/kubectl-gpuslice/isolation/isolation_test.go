@@ -91,7 +91,7 @@ func TestAQueueThatMixesClasses(t *testing.T) {
 			"both": {isolation.Of("", 3), isolation.Of("1g.10gb", 1)},
 		}[flavor]
 	}
-	const remedy = ": a pod that is to have one may get the other; make ClusterQueues of one class, and one of each MIG pool, as kubectl gpuslice render kueue does"
+	const remedy = ": a pod that is to have one may get the other; make ClusterQueues of one class, and one of each MIG pool"
 	for name, row := range map[string]struct {
 		cohort  string
 		flavors []string          // each with a quota of 4
@@ -104,7 +104,7 @@ func TestAQueueThatMixesClasses(t *testing.T) {
 		"whole GPUs and shared ones": {flavors: []string{"whole", "shared-a"}, want: []string{gpu + " is shared by shared-a; whole GPUs by whole" + remedy}},
 		"MIG devices of two sizes":   {flavors: []string{"mig-2g", "mig-1g"}, want: []string{gpu + " is MIG 1g.10gb by mig-1g; MIG 2g.20gb by mig-2g" + remedy}},
 		"a flavor with nodes of two": {flavors: []string{"both"}, want: []string{gpu + " is MIG 1g.10gb by both; shared by both: a pod that is to have one may get the other; the labels of both select nodes of several classes: " +
-			"write those that kubectl gpuslice render kueue writes, and take labels of other pools off the nodes"}},
+			"add a label that the nodes of one class alone have, and take labels of other pools off the nodes"}},
 		"what is not known":            {flavors: []string{"unknown", "shared-a", "gone"}},
 		"nothing of the other":         {flavors: []string{"shared-a", "whole"}, quota: map[string]string{"whole": "0"}},
 		"borrowed from the cohort":     {cohort: "all", flavors: []string{"shared-a", "whole"}, quota: map[string]string{"whole": "0"}, want: []string{gpu + " is shared by shared-a; whole GPUs by whole" + remedy}},
