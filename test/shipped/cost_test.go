@@ -148,6 +148,25 @@ func TestTwoObjectsOfPricesStopTheCosts(t *testing.T) {
 	}
 }
 
+// While an agent is down, what its pods have is not known: it is neither charged nor idle. Prometheus ends the series at the first scrape that fails.
+func TestWhatIsNotKnownCostsNothing(t *testing.T) {
+	atFullLength(t, "promtool")
+	const gpu = `node="n", gpu="a", model="NVIDIA H100 80GB HBM3"`
+	input := []monitoring.Series{
+		{Series: "gpuslice_gpu_share{" + gpu + `, state="used"}`, Values: "1x10 stale _x10 1x10"},
+		{Series: "gpuslice_pod_gpu_share{" + gpu + `, namespace="team", pod="p", device="a", resource="gpu"}`, Values: "1x10 stale _x10 1x10"},
+	}
+	var checks []monitoring.Check
+	for _, record := range []string{"gpuslice:gpu_cost:per_hour", "gpuslice:namespace_gpu_cost:per_hour"} {
+		for at, want := range map[string][]monitoring.Sample{"10m": {{Labels: "{}", Value: 249}}, "11m": {}, "20m": {}, "23m": {{Labels: "{}", Value: 249}}} {
+			checks = append(checks, monitoring.Check{Expr: "round(100 * sum(" + record + "))", At: at, Expected: want})
+		}
+	}
+	if err := monitoring.Evaluate(t.Context(), t.TempDir(), priced(t), input, checks); err != nil {
+		t.Error(err)
+	}
+}
+
 // An agent is replaced: for a while there are its series and those of the next, which knows of a change in what pods have. A ruler has the series of two
 // replicas of Prometheus.
 func TestAGPUWithSeveralSeriesCostsWhatOneDoes(t *testing.T) {
