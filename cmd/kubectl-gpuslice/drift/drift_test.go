@@ -158,7 +158,8 @@ func TestAQueueWithNodesOfSeveralClassesIsFoundOut(t *testing.T) {
 		},
 		"nodes with a taint that the flavor does not tolerate": {
 			[]runtime.Object{tainted, isolated},
-			[]string{flavor("r", "gpuslice.io/profile: research"), flavor("c", "gpuslice.io/profile: critical"), of("r", "c")}, "",
+			[]string{flavor("r", "gpuslice.io/profile: research"), flavor("c", "gpuslice.io/profile: critical"), of("r", "c")},
+			"",
 		},
 		"a queue of each": {
 			[]runtime.Object{shared, isolated},

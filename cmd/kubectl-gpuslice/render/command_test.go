@@ -389,6 +389,8 @@ func TestRenderWarnsOfWhatAModelDoesNotHold(t *testing.T) {
 }
 
 // A node that shares its GPUs is never counted among those of whole ones, and no flavor of these selects it.
+//
+//nolint:gocyclo // each kind of row has its own check
 func TestNodesThatShareAreNotCountedAsWhole(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "configs.yaml")
 	text := "version: v1\nmig-configs:\n  uncut: [{devices: all, mig-enabled: false}]\n"

@@ -134,23 +134,26 @@ func Resolve(from Sources, pools []Pool) (out []Given, left []Left) {
 		if i < 0 {
 			i, out = len(out), append(out, g)
 		}
-		if err := mixes(out[i], p, offers); err != nil && mixed[g.Name] == nil {
-			mixed[g.Name] = err
-		}
+		mixed[g.Name] = cmp.Or(mixed[g.Name], mixes(out[i], p, offers))
 		out[i].Pools = append(out[i].Pools, p)
 		out[i].Offers = added(out[i].Offers, offers)
 		if doubt != "" && !slices.Contains(out[i].Doubts, doubt) {
 			out[i].Doubts = append(out[i].Doubts, doubt)
 		}
 	}
-	for _, g := range out {
+	return leaving(out, left, mixed)
+}
+
+// leaving moves what is mixed, by its name, from given to left.
+func leaving(given []Given, left []Left, mixed map[string]error) ([]Given, []Left) {
+	for _, g := range given {
 		for _, p := range g.Pools {
 			if err := mixed[g.Name]; err != nil {
 				left = append(left, Left{p, err})
 			}
 		}
 	}
-	return slices.DeleteFunc(out, func(g Given) bool { return mixed[g.Name] != nil }), left
+	return slices.DeleteFunc(given, func(g Given) bool { return mixed[g.Name] != nil }), left
 }
 
 // mixes refuses a pool that gives a resource in another class than the pools before it do.

@@ -128,7 +128,8 @@ func (g Given) without(own, others []pooled) (out Given, reached []pooled) {
 				return g, reached
 			}
 			of := func(n pooled) bool { return n.labels[key] == value }
-			if !isOfDiscovery(key) || !strings.HasSuffix(key, end) || slices.ContainsFunc(own, func(n pooled) bool { return !of(n) }) || !slices.ContainsFunc(reached, func(n pooled) bool { return !of(n) }) {
+			other := func(n pooled) bool { return !of(n) }
+			if !isOfDiscovery(key) || !strings.HasSuffix(key, end) || slices.ContainsFunc(own, other) || !slices.ContainsFunc(reached, other) {
 				continue
 			}
 			g.Labels[key] = value
