@@ -118,12 +118,30 @@ func renderFlavors(o *cluster.Options, r *rendering) *cobra.Command {
 
 func renderHardwareProfiles(o *cluster.Options, r *rendering) *cobra.Command {
 	var to Profiles
+	var cpu, memory string
 	c := renders(o, r, "hardwareprofiles", "HardwareProfiles of OpenShift AI", func() error {
-		return errors.Join(checkName("to", to.Namespace, namespaceForm), orNone("local-queue", to.LocalQueue, queueForm))
+		var wrong, also error
+		to.CPU, wrong = amountOf("cpu", cpu)
+		to.Memory, also = amountOf("memory", memory)
+		return errors.Join(checkName("to", to.Namespace, namespaceForm), orNone("local-queue", to.LocalQueue, queueForm), wrong, also)
 	}, func(given []Given) ([]any, error) { return HardwareProfiles(given, to) })
 	c.Flags().StringVar(&to.Namespace, "to", "redhat-ods-applications", "namespace of the objects; the default is seen by all projects")
 	c.Flags().StringVar(&to.LocalQueue, "local-queue", "", "LocalQueue that admits the workloads; without it labels select their nodes")
+	c.Flags().StringVar(&cpu, "cpu", "", "CPUs of a workload, DEFAULT:MOST, like 2:8; without it the profile leaves them to the workload")
+	c.Flags().StringVar(&memory, "memory", "", "memory of a workload, DEFAULT:MOST, like 8Gi:16Gi; without it the profile leaves it to the workload")
 	return c
+}
+
+// amountOf reads a flag, and returns nil without it.
+func amountOf(flag, text string) (*Amount, error) {
+	if text == "" {
+		return nil, nil
+	}
+	amount, err := ParseAmount(text)
+	if err != nil {
+		return nil, fmt.Errorf("flag --%s is %w", flag, err)
+	}
+	return amount, nil
 }
 
 func renderQuota(o *cluster.Options, r *rendering) *cobra.Command {

@@ -87,6 +87,8 @@ func TestValidateIsNotNeededToSeeWhatRenderMisses(t *testing.T) {
 		"kueue -f " + pools + both + " --local-queue a/b=":                                            `flag --local-queue is "a/b=": write NAMESPACE/NAME, or NAMESPACE/NAME=PROFILE`,
 		"kueue -f " + pools + both + " --local-queue a/b=research --local-queue a/b=critical-agents":  `flag --local-queue is "a/b" twice`,
 		"hardwareprofiles -f " + pools + both + " --local-queue b":                                    "flag --local-queue is b: the pools are of 2 ClusterQueues, and a LocalQueue is of one: render the HardwareProfiles of each apart",
+		"hardwareprofiles -f " + pools + both + " --memory 8Gi:4Gi":                                   `flag --memory is "8Gi:4Gi": write DEFAULT:MOST, like 8Gi:16Gi`,
+		"hardwareprofiles -f " + pools + both + " --cpu none":                                         `flag --cpu is "none": write DEFAULT:MOST`,
 		"kueue -f " + pools + both + " --by-instance-type":                                            "--by-instance-type is about the cluster's nodes: say it with --nodes",
 		"kueue -f " + pools + both + " --pool research=1x8:NVIDIA-A100@g6/4":                          `pool research: "g6/4" is no instance type: `,
 		"kueue -f " + pools + both + " --priority research":                                           `priority "research": write PROFILE=VALUE`,

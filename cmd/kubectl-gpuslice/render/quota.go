@@ -24,6 +24,40 @@ const longestDescription = 500
 type Profiles struct {
 	Namespace  string
 	LocalQueue string // empty for profiles that go by the nodes' labels
+	CPU        *Amount
+	Memory     *Amount // nil for profiles that leave it to the workload, as CPU
+}
+
+// Amount is how much of a resource a workload gets unless its user asks for more, and how much that may be at most.
+type Amount struct{ Default, Most string }
+
+// ParseAmount reads "8Gi:16Gi", or "8Gi" for no more than that.
+func ParseAmount(text string) (*Amount, error) {
+	least, most, ranged := strings.Cut(text, ":")
+	if !ranged {
+		most = least
+	}
+	from, err := resource.ParseQuantity(least)
+	to, wrong := resource.ParseQuantity(most)
+	if err != nil || wrong != nil || from.Sign() <= 0 || to.Cmp(from) < 0 {
+		return nil, fmt.Errorf("%q: write DEFAULT:MOST, like 8Gi:16Gi", sanitize.Cut(text, longestName))
+	}
+	return &Amount{from.String(), to.String()}, nil
+}
+
+// identifiers are those of a profile: what the pools give, and what else the user has named.
+func (to Profiles) identifiers(o Offer) []kinds.Identifier {
+	out := []kinds.Identifier{identifier(o)}
+	for _, other := range []struct {
+		amount     *Amount
+		name, kind string
+	}{{to.CPU, "cpu", "CPU"}, {to.Memory, "memory", "Memory"}} {
+		if other.amount != nil {
+			most, usual := intstr.Parse(other.amount.Most), intstr.Parse(other.amount.Default)
+			out = append(out, kinds.Identifier{DisplayName: other.kind, Identifier: other.name, MinCount: usual, DefaultCount: usual, MaxCount: &most, ResourceType: other.kind})
+		}
+	}
+	return out
 }
 
 // HardwareProfiles makes one for each resource that each name gives. A pod gets one slice or share, since a second one of a GPU does not help a
@@ -53,7 +87,7 @@ func HardwareProfiles(given []Given, to Profiles) ([]any, error) {
 					kinds.AnnotationDisabled:    "false",
 					kinds.AnnotationVisibility:  "[]",
 				}},
-				Spec: kinds.HardwareProfileSpec{Identifiers: []kinds.Identifier{identifier(o)}, Scheduling: scheduling(g, to.LocalQueue)},
+				Spec: kinds.HardwareProfileSpec{Identifiers: to.identifiers(o), Scheduling: scheduling(g, to.LocalQueue)},
 			})
 		}
 	}

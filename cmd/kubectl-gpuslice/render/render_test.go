@@ -318,6 +318,9 @@ func TestEachKindOfObjectIsWritten(t *testing.T) {
 		"hardwareprofiles-queue": func() ([]any, error) {
 			return HardwareProfiles(some()[1:3], Profiles{Namespace: "team", LocalQueue: "gpus"})
 		},
+		"hardwareprofiles-memory": func() ([]any, error) {
+			return HardwareProfiles(some()[3:], Profiles{Namespace: "team", CPU: &Amount{"500m", "4"}, Memory: &Amount{"8Gi", "16Gi"}})
+		},
 		"quota": func() ([]any, error) {
 			return Quota(some(), "team", "gpus", []Priority{{"slices", -1}, {"Training", 1000}})
 		},
