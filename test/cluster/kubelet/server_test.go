@@ -103,9 +103,11 @@ func (j *joined) answers(t *testing.T) {
 	} {
 		t.Run(strings.Join(row.args, " "), func(t *testing.T) {
 			cmd := j.kubectl(t, row.args...)
-			cmd.Stdin = strings.NewReader(row.in)
-			said, err := cmd.CombinedOutput()
-			if code := cmd.ProcessState.ExitCode(); code != row.code || !strings.Contains(string(said), row.want) || row.code == 0 && strings.HasSuffix(row.want, "\n") && string(said) != row.want {
+			var out, errs strings.Builder // apart: nothing orders what comes by the two
+			cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(row.in), &out, &errs
+			err := cmd.Run()
+			said := out.String() + errs.String()
+			if code := cmd.ProcessState.ExitCode(); code != row.code || !strings.Contains(said, row.want) || row.code == 0 && strings.HasSuffix(row.want, "\n") && said != row.want {
 				t.Errorf("exit code %d (%v), want %d, and\n%s\nwant\n%s", code, err, row.code, said, row.want)
 			}
 		})
