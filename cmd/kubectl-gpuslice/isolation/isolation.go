@@ -105,7 +105,7 @@ func OfNode(labels map[string]string, resource string) Class {
 	return Of(device, 1)
 }
 
-// SharedBy is the label of GPU feature discovery by which a node shares a resource; empty if none says so.
+// SharedBy returns the label of GPU feature discovery that says that a node shares a resource; empty without one.
 func SharedBy(labels map[string]string, resource string) string {
 	plain := strings.TrimSuffix(resource, nvml.SharedSuffix)
 	for _, key := range []string{plain + ".sharing-strategy", plain + ".replicas", plain + ".product"} {

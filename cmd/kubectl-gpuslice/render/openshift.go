@@ -9,7 +9,7 @@ import (
 	"github.com/gpuslice/gpuslice/cmd/internal/kinds"
 )
 
-// OperatorKueue is the object from which Red Hat's operator makes Kueue's config. Source of its fields: openshift/kueue-operator, pkg/apis/kueueoperator/v1.
+// OperatorKueue is the object that Red Hat's operator reads to make Kueue's config. Source of its fields: openshift/kueue-operator, pkg/apis/kueueoperator/v1.
 type OperatorKueue struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata"`

@@ -45,7 +45,7 @@ func ParseAmount(text string) (*Amount, error) {
 	return &Amount{from.String(), to.String()}, nil
 }
 
-// identifiers are those of a profile: what the pools give, and what else the user has named.
+// identifiers returns the resources of a profile: the one that the pools offer, then those that the flags name.
 func (to Profiles) identifiers(o Offer) []kinds.Identifier {
 	out := []kinds.Identifier{identifier(o)}
 	for _, other := range []struct {

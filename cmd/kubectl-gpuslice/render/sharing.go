@@ -64,7 +64,7 @@ func (from Sources) driven(n *corev1.Node) string {
 	return ""
 }
 
-// ofDiscovery are the ends of the labels by which GPU feature discovery says how a resource is shared.
+// ofDiscovery are the ends of GPU feature discovery's labels about sharing.
 var ofDiscovery = []string{".sharing-strategy", ".replicas", ".product"}
 
 // isOfDiscovery reports whether GPU feature discovery says by the label how a resource is shared.

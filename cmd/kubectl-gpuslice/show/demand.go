@@ -106,7 +106,7 @@ func devicesOf(request string) int {
 	return int(min(max(n.Value(), 0), mostDevices))
 }
 
-// demand reads the pods that wait and the queues of Kueue, of all namespaces or of that of -n. Where the user may not list all, it reads those of the user's own.
+// demand reads pending pods and the queues of Kueue: in all namespaces, or in the one that -n names. Where the user may not list all, it reads those of the user's own.
 func (a *advice) demand(ctx context.Context, client kube.Interface) (*demanded, error) {
 	var out demanded
 	namespace := a.only
