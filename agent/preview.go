@@ -71,7 +71,7 @@ func (a *Agent) previewOf(ctx context.Context, now *state.Observed, node *corev1
 	return withNext(p, a.beyondGate(ctx, in, waits)), nil
 }
 
-// withNext adds what keeps the change next. The gate's own advice goes: who follows it gets no change.
+// withNext adds what keeps the change once the gate lets it pass, in place of the gate's own advice: a user who follows that alone gets no change.
 func withNext(p preview.Result, next error) preview.Result {
 	if next == nil {
 		return p

@@ -251,7 +251,7 @@ func TestWhatKilledPlaygroundsLeftIsRemoved(t *testing.T) {
 	}
 }
 
-// A terminal whose session make leads tells make alone that it is gone.
+// If make leads the terminal's session, the kernel sends a hang-up to make alone.
 func TestThePlaygroundEndsWithItsTerminal(t *testing.T) {
 	terminal, shells, err := pty.Open()
 	if err != nil {

@@ -100,8 +100,8 @@ func (w *world) shell(ctx context.Context) error {
 // hangupPoll is how often the context is looked at while the terminal is there.
 const hangupPoll = time.Second
 
-// untilHangup returns a context that ends with the terminal, too. Where another program leads its session, as make in a terminal of its own, the kernel
-// tells that one alone.
+// untilHangup returns a context that ends with the terminal, too. If another program leads the terminal's session, as make in a terminal of its own, the
+// kernel sends a hang-up to that program alone.
 func untilHangup(ctx context.Context, terminal int) (context.Context, context.CancelFunc) {
 	ctx, stop := context.WithCancel(ctx)
 	if !term.IsTerminal(terminal) {

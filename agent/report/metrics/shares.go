@@ -84,8 +84,8 @@ func replicasOf(given capacity.Resources) map[string]map[string]int {
 	return out
 }
 
-// divide counts by memory slices. An instance has them for itself; they decide which instances fit beside it; the free part is counted in them.
-// Compute slices are not: a 1g.20gb has one of seven, and keeps two memory slices from the others.
+// divide counts memory slices: an instance has them for itself, and they decide which instances fit beside it. It does not count compute slices: a 1g.20gb
+// has one of seven, and keeps two memory slices from the others.
 func (d divider) divide(gpu nvml.GPU) share {
 	// A lost GPU may have no UUID.
 	out := share{gpu: cmp.Or(string(gpu.UUID), fmt.Sprintf("gpu-%d", gpu.Index)), model: sanitize.Cut(gpu.Model, longestLabel)}

@@ -19,8 +19,8 @@ import (
 )
 
 // goes compares what a node's label asks for with what the node offers: mig-manager may have been off when the label was set, or a user may have divided
-// the GPUs by hand. The first agent takes nothing for a label that is older than itself; it does so once the label is set again. Of a node whose agent has
-// made what the label asks for, nothing goes.
+// the GPUs by hand. The first agent takes nothing for a label that is older than itself; it does so once the label is set again. A node loses nothing if its
+// agent has made what the label asks for.
 func (j *judge) goes(n corev1.Node, pods []corev1.Pod, note func(Verdict, string, ...any)) {
 	name := n.Labels[config.LabelMIGConfig]
 	if name == "" || n.Labels[config.LabelProfile] != "" {

@@ -390,9 +390,41 @@ func TestRenderWarnsOfWhatAModelDoesNotHold(t *testing.T) {
 	}
 }
 
+// sharesNot is a label by which a pool of nodes that share nothing is kept from others.
+const sharesNot = "nvidia.com/gpu.sharing-strategy"
+
+// beside is a node b beside node a, which shares nothing.
+type beside struct {
+	labels map[string]string
+	status string
+	want   string // why b is left out; empty if it counts
+	flavor string // label that keeps it off; empty for none, "-" if the pool is left out
+}
+
+// node is node a or b.
+func (row beside) node(name string) map[string]any {
+	labels := map[string]string{"nvidia.com/mig.config": "uncut", "nvidia.com/gpu.product": "NVIDIA-L4", "nvidia.com/gpu.count": "8", sharesNot: "none"}
+	status := ""
+	if name == "b" {
+		maps.Copy(labels, row.labels)
+		status = row.status
+	}
+	return map[string]any{"metadata": map[string]any{"name": name, "labels": labels, "annotations": map[string]any{"gpuslice.io/status": status}}}
+}
+
+// agrees reports whether render has counted and written what it should.
+func (row beside) agrees(err error, out, left string) bool {
+	switch {
+	case row.flavor == "-":
+		return err != nil && strings.Contains(err.Error(), "would also run on nodes that may share") && strings.Contains(err.Error(), "(b)") && out == ""
+	case row.want == "":
+		return err == nil && left == "" && strings.HasPrefix(out, "# uncut: 2 nodes x 8 GPUs, nvidia.com/gpu 16\n") && !strings.Contains(out, sharesNot)
+	}
+	return err == nil && strings.Contains(left, "node b is left out: "+row.want) && strings.HasPrefix(out, "# uncut: 1 node x 8 GPUs, nvidia.com/gpu 8\n") &&
+		strings.Contains(out, row.flavor+": ")
+}
+
 // A node that shares its GPUs is never counted among those of whole ones, and no flavor of these selects it.
-//
-//nolint:gocyclo // each kind of row has its own check
 func TestNodesThatShareAreNotCountedAsWhole(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "configs.yaml")
 	text := "version: v1\nmig-configs:\n  uncut: [{devices: all, mig-enabled: false}]\n"
@@ -405,36 +437,21 @@ func TestNodesThatShareAreNotCountedAsWhole(t *testing.T) {
 	if err := os.WriteFile(plugin, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	const none = "nvidia.com/gpu.sharing-strategy"
-	for name, row := range map[string]struct {
-		labels map[string]string // of node b
-		status string
-		want   string // of node b; empty if it counts
-		flavor string // label that keeps it off; empty for none, "-" if the pool is left out
-	}{
+	for name, row := range map[string]beside{
 		"neither":                    {},
 		"a config of the files":      {labels: map[string]string{config.LabelDevicePluginConfig: "plain"}},
 		"a config that shares":       {map[string]string{config.LabelDevicePluginConfig: "four"}, "", "its label nvidia.com/device-plugin.config=four requests sharing by time-slicing, and uncut names no sharing", "-"},
-		"a config of no file":        {map[string]string{config.LabelDevicePluginConfig: "five", none: "time-slicing"}, "", "its label nvidia.com/device-plugin.config=five names a config that is not in the files", none},
+		"a config of no file":        {map[string]string{config.LabelDevicePluginConfig: "five", sharesNot: "time-slicing"}, "", "its label nvidia.com/device-plugin.config=five names a config that is not in the files", sharesNot},
 		"one that its agent wrote":   {map[string]string{config.LabelDevicePluginConfig: config.OwnPluginKey + "1"}, "", "its label nvidia.com/device-plugin.config=gpuslice-1 names a config that is not in the files", "-"},
 		"a model of shared GPUs":     {map[string]string{"nvidia.com/gpu.product": "NVIDIA-L4-SHARED"}, "", "its label nvidia.com/gpu.product=NVIDIA-L4-SHARED says that it shares", "nvidia.com/gpu.product"},
 		"a number of replicas":       {map[string]string{"nvidia.com/mig-1g.10gb.replicas": "2"}, "", "its label nvidia.com/mig-1g.10gb.replicas=2 says that it shares", "-"},
-		"a strategy":                 {map[string]string{none: "mps"}, "", "its label nvidia.com/gpu.sharing-strategy=mps says that it shares", none},
+		"a strategy":                 {map[string]string{sharesNot: "mps"}, "", "its label nvidia.com/gpu.sharing-strategy=mps says that it shares", sharesNot},
 		"the status of its agent":    {nil, `{"capacity": "nvidia.com/gpu 32 = 8 x 4 time-slicing"}`, "its agent says that it shares: nvidia.com/gpu 32 = 8 x 4 time-slicing", "-"},
 		"another status":             {status: `{"capacity": "nvidia.com/gpu 8"}`},
 		"one that is not to be read": {status: `what no one can read`},
 	} {
 		t.Run(name, func(t *testing.T) {
-			var nodes []any
-			for _, of := range []string{"a", "b"} {
-				labels := map[string]string{"nvidia.com/mig.config": "uncut", "nvidia.com/gpu.product": "NVIDIA-L4", "nvidia.com/gpu.count": "8", none: "none"}
-				status := ""
-				if of == "b" {
-					maps.Copy(labels, row.labels)
-					status = row.status
-				}
-				nodes = append(nodes, map[string]any{"metadata": map[string]any{"name": of, "labels": labels, "annotations": map[string]any{"gpuslice.io/status": status}}})
-			}
+			nodes := []any{row.node("a"), row.node("b")}
 			kubeconfig := agenttest.Kubeconfig(t, func(string) any { return map[string]any{"kind": "NodeList", "apiVersion": "v1", "items": nodes} })
 			for _, kind := range []string{"kueue", "hardwareprofiles"} {
 				var out, left bytes.Buffer
@@ -442,19 +459,8 @@ func TestNodesThatShareAreNotCountedAsWhole(t *testing.T) {
 				c.SetOut(&out)
 				c.SetErr(&left)
 				c.SetArgs([]string{"render", kind, "-f", file, "-f", plugin, "--nodes", "a", "--kubeconfig", kubeconfig})
-				err := c.ExecuteContext(t.Context())
-				switch {
-				case row.flavor == "-":
-					if err == nil || !strings.Contains(err.Error(), "no label of GPU feature discovery tells") || !strings.Contains(err.Error(), "(b)") || out.Len() > 0 {
-						t.Errorf("%s: error %v, it writes\n%s", kind, err, out.String())
-					}
-				case row.want == "":
-					if err != nil || left.Len() > 0 || !strings.HasPrefix(out.String(), "# uncut: 2 nodes x 8 GPUs, nvidia.com/gpu 16\n") || strings.Contains(out.String(), none) {
-						t.Errorf("%s: error %v, it says %s, it writes\n%s", kind, err, left.String(), out.String())
-					}
-				case err != nil || !strings.Contains(left.String(), "node b is left out: "+row.want) || !strings.HasPrefix(out.String(), "# uncut: 1 node x 8 GPUs, nvidia.com/gpu 8\n") ||
-					!strings.Contains(out.String(), row.flavor+": "):
-					t.Errorf("%s: error %v, it says %s, want %s; it writes\n%s", kind, err, left.String(), row.want, out.String())
+				if err := c.ExecuteContext(t.Context()); !row.agrees(err, out.String(), left.String()) {
+					t.Errorf("%s: error %v, it says %s, want %q and %q; it writes\n%s", kind, err, left.String(), row.want, row.flavor, out.String())
 				}
 			}
 		})

@@ -149,7 +149,7 @@ func parsePrices(text []byte) (out Prices, err error) {
 	return out, errors.Join(c...)
 }
 
-// quoteNumbers puts the numbers of a text that is safe to decode in quotes, so that they are read as they are written: for YAML 010 is 8, and 1_000 is 1000.
+// quoteNumbers quotes each number, so that it is read as a person writes it: for YAML 010 is 8, and 1_000 is 1000. The text must be safe to decode.
 func quoteNumbers(text []byte) ([]byte, error) {
 	var root node.Node
 	if err := node.Unmarshal(text, &root); err != nil {
@@ -245,7 +245,7 @@ func readLabels(texts []string) (map[string]string, error) {
 const MetricPrice = "gpuslice:gpu_price:per_hour"
 
 func (p Prices) rules(meta metav1.ObjectMeta, openCost bool) *kinds.PrometheusRule {
-	// Prices of two objects are two series, of which the rules of costs take neither: without the label, one of them would be recorded by chance.
+	// With this label, prices of two objects are two series, and the rules of costs take neither. Without it, Prometheus would record one of them by chance.
 	labels := map[string]string{"prices": meta.Namespace + "/" + meta.Name}
 	if p.Currency != "" {
 		labels["currency"] = string(p.Currency)

@@ -17,11 +17,11 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// leftOut is no pool: poolsOf lists under it the nodes that share, or may share, what the profile that they request does not.
+// leftOut is the key under which poolsOf lists the nodes that may share their GPUs although their profile names no sharing.
 var leftOut = Pool{}
 
-// shares says why a node may share its devices although the profile or config that it requests names no sharing; empty if nothing says so. A profile
-// that names its sharing has the agent see to it, and under NVIDIA's DRA driver no device plugin shares.
+// shares says why a node may share its devices although the profile or config that it requests names no sharing; empty if nothing says so. If the profile
+// names its sharing, the agent applies it. Under NVIDIA's DRA driver no device plugin shares.
 func (from Sources) shares(n *corev1.Node, name string) string {
 	if from.DRA || from.Profiles[name].Sharing != nil {
 		return ""
@@ -31,20 +31,23 @@ func (from Sources) shares(n *corev1.Node, name string) string {
 		label := config.LabelDevicePluginConfig + "=" + sanitize.Cut(key, longestName)
 		switch plugin, known := from.Plugin[key]; {
 		case !known:
-			return fmt.Sprintf("its label %s names a config that is not in the files, and %s names no sharing: give the config by -f, or name the sharing in a profile", label, name)
+			return fmt.Sprintf("its label %s names a config that is not in the files, and %s names no sharing: give the config by -f, or name the sharing in a profile",
+				label, name)
 		case plugin.Sharing.Strategy != catalog.SharingNone:
 			return fmt.Sprintf("its label %s requests sharing by %s, and %s names no sharing: name it in a profile", label, plugin.Sharing.Strategy, name)
 		}
 	}
 	for _, key := range slices.Sorted(maps.Keys(n.Labels)) {
 		if saysShared(key, n.Labels[key]) {
-			return fmt.Sprintf("its label %s=%s says that it shares, and %s names no sharing: name it in a profile", sanitize.Cut(key, longestName), sanitize.Cut(n.Labels[key], longestName), name)
+			return fmt.Sprintf("its label %s=%s says that it shares, and %s names no sharing: name it in a profile",
+				sanitize.Cut(key, longestName), sanitize.Cut(n.Labels[key], longestName), name)
 		}
 	}
 	capacity := reportedBy(n).Capacity
 	for _, strategy := range []catalog.SharingStrategy{catalog.SharingTimeSlicing, catalog.SharingMPS} {
 		if strings.Contains(capacity+",", " "+string(strategy)+",") {
-			return fmt.Sprintf("its agent says that it shares: %s, and %s names no sharing: name it in a profile", sanitize.Message(capacity, longestMessage), name)
+			return fmt.Sprintf("its agent says that it shares: %s, and %s names no sharing: name it in a profile",
+				sanitize.Message(capacity, longestMessage), name)
 		}
 	}
 	return ""
@@ -88,8 +91,8 @@ func saysShared(key, value string) bool {
 	return value == string(catalog.SharingTimeSlicing) || value == string(catalog.SharingMPS)
 }
 
-// apart has no pool's labels select a node that is left out since it may share: it adds a label of GPU feature discovery that all nodes of the pool have,
-// and the others do not. A pool without such a label is left.
+// apart keeps pods of a pool off the nodes that are left out. It adds labels of GPU feature discovery that all nodes of the pool have, and those nodes have
+// not. Where no such label is, the pool is left.
 func apart(given []Given, nodes map[Pool][]pooled) (out []Given, left []Left) {
 	for _, g := range given {
 		var own []pooled
@@ -102,14 +105,16 @@ func apart(given []Given, nodes map[Pool][]pooled) (out []Given, left []Left) {
 			continue
 		}
 		for _, p := range g.Pools {
-			left = append(left, Left{p, fmt.Errorf("pool %s: no label of GPU feature discovery tells its nodes from those that may share their GPUs (%s), so pods would run on these too: name the sharing of each in a profile",
+			left = append(left, Left{p, fmt.Errorf(
+				"pool %s: its pods would also run on nodes that may share their GPUs (%s): these have each label of GPU feature discovery that all of its nodes have. "+
+					"Name the sharing of each in a profile",
 				sanitize.Cut(g.Profile, longestName), sanitize.Listed(namesOf(reached)))})
 		}
 	}
 	return out, left
 }
 
-// without adds the labels to a copy of what is given; reached are the nodes that its labels select still.
+// without adds the labels to a copy of g. Reached are those of the other nodes that its labels select nevertheless.
 func (g Given) without(own, others []pooled) (out Given, reached []pooled) {
 	g.Labels = maps.Clone(g.Labels)
 	selects := func(n pooled) bool {
@@ -139,7 +144,7 @@ func (g Given) without(own, others []pooled) (out Given, reached []pooled) {
 	return g, reached
 }
 
-// notes are about pools of nodes that no one has looked at: a profile that names no sharing leaves the nodes theirs.
+// notes are about pools that --pool describes, of which no node was read: if a profile names no sharing, its nodes keep theirs.
 func (from Sources) notes(given []Given) (notes []string) {
 	for _, g := range given {
 		if from.DRA || from.Profiles[g.Profile].Sharing != nil || !slices.ContainsFunc(g.Offers, func(o Offer) bool { return o.Resource == nvml.ResourceGPU }) {
