@@ -6,15 +6,25 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/util/yaml"
 	sigsyaml "sigs.k8s.io/yaml"
 
+	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/render"
+	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/taints"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/config/catalog"
+	"github.com/gpuslice/gpuslice/config/deviceplugin"
+	"github.com/gpuslice/gpuslice/nvml"
 )
 
 // pool is what the examples for autoscalers say of the nodes that they add.
@@ -146,6 +156,95 @@ func TestTheExamplesForAutoscalersSayWhatTheAgentMakes(t *testing.T) {
 		}
 		if len(want) > 0 {
 			t.Errorf("%s: nodes do not begin with the taints %v", file, want)
+		}
+	}
+}
+
+// guide is what the objects of the guide "Working with GPUs" say together. They are in testdata as they are written there.
+type guide struct {
+	Metadata struct{ Annotations map[string]string }
+	Spec     struct {
+		Template struct {
+			Spec struct {
+				Metadata struct{ Labels labels.Set }
+				Taints   []corev1.Taint
+			}
+		}
+		ResourceLimits struct {
+			GPUs []struct {
+				Type string
+				Max  int
+			}
+		}
+		MaxReplicas int
+	}
+}
+
+func readGuide(t *testing.T) (of guide) {
+	t.Helper()
+	placeholder := regexp.MustCompile(`(?m)^ *\.\.\.\n`)
+	for doc := range strings.SplitSeq(placeholder.ReplaceAllString(read(t, "test/repo/testdata/working-with-gpus.txt"), ""), "---\n") {
+		if err := sigsyaml.Unmarshal([]byte(doc), &of); err != nil {
+			t.Fatalf("%v in\n%s", err, doc)
+		}
+	}
+	return of
+}
+
+func TestTheMachineSetsOfAGuideFitTheAgent(t *testing.T) {
+	node := readGuide(t).Spec.Template.Spec
+	requests := labels.Set{}
+	for _, key := range config.RequestLabels() {
+		if node.Metadata.Labels.Has(key) {
+			requests[key] = node.Metadata.Labels.Get(key)
+		}
+	}
+	if diff := cmp.Diff(labels.Set{config.LabelDevicePluginConfig: "tesla-t4"}, requests); diff != "" {
+		t.Errorf("what nodes request of the agent (-want +got):\n%s", diff)
+	}
+	for name, profile := range exampleProfiles(t, "configmap-pools.yaml") {
+		for key := range profile.Labels {
+			if node.Metadata.Labels.Has(key) {
+				t.Errorf("a node has the label %s before the agent sets it for the profile %s", key, name)
+			}
+		}
+	}
+	found := labels.Merge(node.Metadata.Labels, labels.Set{"feature.node.kubernetes.io/pci-10de.present": "true"})
+	all := append(slices.Clone(node.Taints), corev1.Taint{Key: nvml.ResourceGPU, Effect: corev1.TaintEffectNoSchedule}) // the guide's first
+	for name, wants := range map[string][]corev1.Taint{"gpuslice-agent": nil, "gpuslice-device-plugin": node.Taints} {
+		d := the[*appsv1.DaemonSet](t, name)
+		if !goesTo(t, d, found) {
+			t.Errorf("%s does not go to nodes with the labels %v", name, found)
+		}
+		if diff := cmp.Diff(wants, taints.Closing(all, d.Spec.Template.Spec.Tolerations), cmpopts.EquateEmpty()); diff != "" {
+			t.Errorf("taints that %s does not tolerate (-want +got):\n%s", name, diff)
+		}
+	}
+	var flavor render.Given
+	if closed := flavor.Tolerate([][]corev1.Taint{all}, config.Default().StartupTaints()); len(closed) > 0 {
+		t.Errorf("pods of a rendered flavor do not tolerate %v", closed)
+	}
+}
+
+// Each node of the guide has one T4, which four pods share.
+func TestThePageOfAutoscalersHasTheNumbersOfAGuide(t *testing.T) {
+	of := readGuide(t)
+	plugin, err := deviceplugin.Parse([]byte(configMap(t, "config", "deviceplugin", "testdata", "working-with-gpus.yaml").Data["tesla-t4"]))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, offers := plugin.Sharing.Offered(nvml.ResourceGPU)
+	limit := of.Spec.ResourceLimits.GPUs[0]
+	if limit.Type != of.Spec.Template.Spec.Metadata.Labels.Get("cluster-api/accelerator") || limit.Max != offers*of.Spec.MaxReplicas {
+		t.Errorf("the ClusterAutoscaler limits %+v, and %d nodes with the labels %v offer %d GPUs each", limit, of.Spec.MaxReplicas, of.Spec.Template.Spec.Metadata.Labels, offers)
+	}
+	page := read(t, "deploy/AUTOSCALERS.md")
+	for _, want := range []string{
+		fmt.Sprintf("`machine.openshift.io/GPU: %q` | a T4 that %d pods share is `%q`", of.Metadata.Annotations["machine.openshift.io/GPU"], offers, fmt.Sprint(offers)),
+		fmt.Sprintf("`max: %d` of `resourceLimits.gpus` | the shares count: %d nodes", limit.Max, limit.Max/offers),
+	} {
+		if !strings.Contains(page, want) {
+			t.Errorf("deploy/AUTOSCALERS.md lacks %q", want)
 		}
 	}
 }
