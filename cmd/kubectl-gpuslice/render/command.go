@@ -308,7 +308,7 @@ func givenByNodes(ctx context.Context, client kube.Interface, selector string, b
 		return nil, nil, err
 	}
 	given, unknown := Resolve(from, pools)
-	given, impure := apart(given, nodes)
+	given, impure := from.apart(given, nodes)
 	unknown = append(unknown, impure...)
 	if len(given) == 0 {
 		return nil, nil, unknown[0].Err
@@ -340,9 +340,11 @@ func givenByNodes(ctx context.Context, client kube.Interface, selector string, b
 	return given, left, nil
 }
 
-// pooled is what counts of a node of a pool.
+// pooled is what counts of a node.
 type pooled struct {
 	name   string
+	pool   Pool // that its labels request, though it may not count for it
+	shares bool // or may, although the profile or config does not
 	labels map[string]string
 	taints []corev1.Taint
 	offers corev1.ResourceList // allocatable
@@ -382,49 +384,45 @@ func kindOf(p Pool) Pool {
 // longestMessage bounds what is said of nodes that are left out, in characters.
 const longestMessage = 2000
 
-// pageOfNodes bounds a page of a list; all pages together may have mostSelected.
+// pageOfNodes bounds a page of a list; all pages together may have mostListed.
 const (
-	pageOfNodes  = 500
-	mostSelected = 50_000
+	pageOfNodes = 500
+	mostListed  = 50_000
 )
 
-// poolsOf counts the nodes of the cluster by what they ask for and by their GPUs, and lists them by the kind of pool. It names the nodes that it leaves out.
-// Those that may share what their pool does not are listed by leftOut.
+// poolsOf counts the nodes of the cluster by what they ask for and by their GPUs, and lists them by the kind of pool. It names the nodes that it leaves out,
+// and lists them by leftOut with those that are not selected: labels of a pool may select them.
 func (from Sources) poolsOf(ctx context.Context, client kube.Interface, selector string, byType bool) (pools []Pool, of map[Pool][]pooled, left []string, err error) {
+	selected, err := labels.Parse(selector)
+	if err != nil {
+		return nil, nil, nil, fmt.Errorf("reading the selector of the nodes: %w", err)
+	}
 	of = map[Pool][]pooled{}
-	options := metav1.ListOptions{LabelSelector: selector, Limit: pageOfNodes}
+	options := metav1.ListOptions{Limit: pageOfNodes}
 	for seen := 0; ; {
 		nodes, err := client.Nodes().List(ctx, options)
 		if err != nil {
 			return nil, nil, nil, fmt.Errorf("reading the nodes: %w", err)
 		}
 		for i := range nodes.Items {
-			p, why := poolOf(&nodes.Items[i])
-			shares := from.shares(&nodes.Items[i], p.Name)
-			why = cmp.Or(from.driven(&nodes.Items[i]), why, shares)
-			if byType {
-				p.Type = nodes.Items[i].Labels[corev1.LabelInstanceTypeStable]
+			n, why := from.pooled(&nodes.Items[i], byType)
+			isSelected := selected.Matches(labels.Set(n.labels))
+			if isSelected && why != "" {
+				left = append(left, fmt.Sprintf("node %s is left out: %s", n.name, why))
 			}
-			if byType && p.Type == "" && why == "" {
-				why = "it has no label " + corev1.LabelInstanceTypeStable
-			}
-			counted := pooled{nodes.Items[i].Name, nodes.Items[i].Labels, nodes.Items[i].Spec.Taints, nodes.Items[i].Status.Allocatable}
-			if shares != "" {
-				of[leftOut] = append(of[leftOut], counted)
-			}
-			if why != "" {
-				left = append(left, fmt.Sprintf("node %s is left out: %s", nodes.Items[i].Name, why))
+			if !isSelected || why != "" {
+				of[leftOut] = append(of[leftOut], n)
 				continue
 			}
-			of[kindOf(p)] = append(of[kindOf(p)], counted)
-			if at := slices.IndexFunc(pools, func(o Pool) bool { return kindOf(o) == kindOf(p) }); at >= 0 {
+			of[kindOf(n.pool)] = append(of[kindOf(n.pool)], n)
+			if at := slices.IndexFunc(pools, func(o Pool) bool { return kindOf(o) == kindOf(n.pool) }); at >= 0 {
 				pools[at].Nodes++
 				continue
 			}
-			pools = append(pools, p)
+			pools = append(pools, n.pool)
 		}
-		if seen += len(nodes.Items); seen > mostSelected {
-			return nil, nil, nil, fmt.Errorf("more than %d nodes are selected by %s", mostSelected, selector)
+		if seen += len(nodes.Items); seen > mostListed {
+			return nil, nil, nil, fmt.Errorf("there are more than %d nodes", mostListed)
 		}
 		if options.Continue = nodes.Continue; options.Continue == "" {
 			break
@@ -438,6 +436,20 @@ func (from Sources) poolsOf(ctx context.Context, client kube.Interface, selector
 		return strings.Compare(a.Name+" "+a.Type+" "+a.Model, b.Name+" "+b.Type+" "+b.Model)
 	})
 	return pools, of, left, nil
+}
+
+// pooled is what counts of a node, and why the node does not count for its pool.
+func (from Sources) pooled(n *corev1.Node, byType bool) (out pooled, why string) {
+	p, why := poolOf(n)
+	shares := from.shares(n, p.Name)
+	why = cmp.Or(from.driven(n), why, shares)
+	if byType {
+		p.Type = n.Labels[corev1.LabelInstanceTypeStable]
+	}
+	if byType && p.Type == "" && why == "" {
+		why = "it has no label " + corev1.LabelInstanceTypeStable
+	}
+	return pooled{n.Name, p, shares != "", n.Labels, n.Spec.Taints, n.Status.Allocatable}, why
 }
 
 // reportedBy is what the node's agent says; the zero value if it says nothing that can be read.

@@ -3,6 +3,7 @@ package render
 import (
 	"bytes"
 	"flag"
+	"fmt"
 	"maps"
 	"os"
 	"path/filepath"
@@ -273,7 +274,7 @@ func TestEachInstanceTypeOfAPoolHasAFlavor(t *testing.T) {
 		})
 	}
 	kubeconfig := agenttest.Kubeconfig(t, func(string) any { return map[string]any{"kind": "NodeList", "apiVersion": "v1", "items": nodes} })
-	got := rendered(t, "flavors", "-f", filepath.Join("..", "..", "..", "deploy", "examples", "configmap-pools.yaml"), "--nodes", "a", "--by-instance-type", "--kubeconfig", kubeconfig)
+	got := rendered(t, "flavors", "-f", filepath.Join("..", "..", "..", "deploy", "examples", "configmap-pools.yaml"), "--nodes", "nvidia.com/gpu.count", "--by-instance-type", "--kubeconfig", kubeconfig)
 	for name, want := range map[string]string{
 		"research-g6.4xlarge":  "    node.kubernetes.io/instance-type: g6.4xlarge\n    nvidia.com/mig.config.state: success\n    workload-type: research\n",
 		"research-g6.12xlarge": "    node.kubernetes.io/instance-type: g6.12xlarge\n    nvidia.com/mig.config.state: success\n    workload-type: research\n",
@@ -308,7 +309,7 @@ func TestRenderSaysWhereEachNodeIsClosedByATaintOfItsOwn(t *testing.T) {
 		c := (&cluster.Options{}).Root(commands...)
 		c.SetOut(&bytes.Buffer{})
 		c.SetErr(&aside)
-		c.SetArgs([]string{"render", "flavors", "-f", filepath.Join("..", "..", "..", "deploy", "examples", "configmap-pools.yaml"), "--nodes", "a", "--kubeconfig", kubeconfig})
+		c.SetArgs([]string{"render", "flavors", "-f", filepath.Join("..", "..", "..", "deploy", "examples", "configmap-pools.yaml"), "--nodes", "nvidia.com/gpu.count", "--kubeconfig", kubeconfig})
 		if err := c.ExecuteContext(t.Context()); err != nil {
 			t.Fatal(err)
 		}
@@ -340,7 +341,7 @@ func TestRenderLeavesOutNodesThatCannotBeComputed(t *testing.T) {
 		c := (&cluster.Options{}).Root(commands...)
 		c.SetOut(&out)
 		c.SetErr(&aside)
-		c.SetArgs([]string{"render", "quota", "--to", "team", "-f", filepath.Join("..", "..", "..", "deploy", "examples", "configmap-pools.yaml"), "--nodes", "a", "--kubeconfig", kubeconfig})
+		c.SetArgs([]string{"render", "quota", "--to", "team", "-f", filepath.Join("..", "..", "..", "deploy", "examples", "configmap-pools.yaml"), "--nodes", "nvidia.com/gpu.count", "--kubeconfig", kubeconfig})
 		err = c.ExecuteContext(t.Context())
 		return out.String(), aside.String(), err
 	}
@@ -416,7 +417,7 @@ func (row beside) node(name string) map[string]any {
 func (row beside) agrees(err error, out, left string) bool {
 	switch {
 	case row.flavor == "-":
-		return err != nil && strings.Contains(err.Error(), "would also run on nodes that may share") && strings.Contains(err.Error(), "(b)") && out == ""
+		return err != nil && strings.Contains(err.Error(), "would also run on others with its labels") && strings.Contains(err.Error(), "(b)") && out == ""
 	case row.want == "":
 		return err == nil && left == "" && strings.HasPrefix(out, "# uncut: 2 nodes x 8 GPUs, nvidia.com/gpu 16\n") && !strings.Contains(out, sharesNot)
 	}
@@ -458,10 +459,69 @@ func TestNodesThatShareAreNotCountedAsWhole(t *testing.T) {
 				c := (&cluster.Options{}).Root(commands...)
 				c.SetOut(&out)
 				c.SetErr(&left)
-				c.SetArgs([]string{"render", kind, "-f", file, "-f", plugin, "--nodes", "a", "--kubeconfig", kubeconfig})
+				c.SetArgs([]string{"render", kind, "-f", file, "-f", plugin, "--nodes", "nvidia.com/gpu.count", "--kubeconfig", kubeconfig})
 				if err := c.ExecuteContext(t.Context()); !row.agrees(err, out.String(), left.String()) {
 					t.Errorf("%s: error %v, it says %s, want %q and %q; it writes\n%s", kind, err, left.String(), row.want, row.flavor, out.String())
 				}
+			}
+		})
+	}
+}
+
+// The label of a MIG config stays on a node whose profile wins over it, and nodes have it that --nodes does not select.
+func TestNoFlavorSelectsNodesOfAnotherClass(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "files.yaml")
+	text := "apiVersion: gpuslice.io/v1alpha1\nkind: Profiles\nprofiles:\n  three: {sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 3}]}}}\n  alone: {sharing: none}\n" +
+		"  slices: {mig: [{gpus: {all: true}, enabled: true, instances: {1g.10gb: 7}}], migStrategy: single, sharing: none}\n" +
+		"---\nversion: v1\nmig-configs:\n  uncut: [{devices: all, mig-enabled: false}]\n"
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	const strategy, product = "nvidia.com/gpu.sharing-strategy", "nvidia.com/gpu.product"
+	for name, row := range map[string]struct {
+		other map[string]string // labels of the other node, beside those of the pool's
+		want  string            // label that keeps the flavor off it; empty for none, "-" if the pool is left out
+	}{
+		"of a profile that shares":            {map[string]string{config.LabelProfile: "three", strategy: "time-slicing"}, strategy},
+		"of a profile that has yet to share":  {map[string]string{config.LabelProfile: "three"}, "-"},
+		"of a profile that cuts":              {map[string]string{config.LabelProfile: "slices", product: "NVIDIA-L4-MIG-1g.10gb"}, product},
+		"of a profile that is in no file":     {map[string]string{config.LabelProfile: "four", strategy: "mps"}, strategy},
+		"of a profile that shares nothing":    {map[string]string{config.LabelProfile: "alone", product: "NVIDIA-L40"}, ""},
+		"not selected, and shares":            {map[string]string{"pool": "b", strategy: "time-slicing"}, strategy},
+		"not selected, and may share":         {map[string]string{"pool": "b", config.LabelDevicePluginConfig: "any"}, "-"},
+		"not selected, of one that shares":    {map[string]string{"pool": "b", config.LabelProfile: "three", strategy: "mps"}, strategy},
+		"not selected, and shares nothing":    {map[string]string{"pool": "b"}, ""},
+		"not selected, of an unknown number":  {map[string]string{"pool": "b", config.LabelProfile: "slices", "nvidia.com/gpu.count": "", product: "NVIDIA-L4-MIG-1g.10gb"}, product},
+		"not selected, the same, of the pool": {map[string]string{"pool": "b", "nvidia.com/gpu.count": ""}, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var nodes []any
+			for _, of := range []string{"a", "b"} {
+				labels := map[string]string{config.LabelMIGConfig: "uncut", config.LabelMIGConfigState: "success", product: "NVIDIA-L4", "nvidia.com/gpu.count": "8", strategy: "none", "pool": "a"}
+				if of == "b" {
+					maps.Copy(labels, row.other)
+				}
+				nodes = append(nodes, map[string]any{"metadata": map[string]any{"name": of, "labels": labels}})
+			}
+			kubeconfig := agenttest.Kubeconfig(t, func(string) any { return map[string]any{"kind": "NodeList", "apiVersion": "v1", "items": nodes} })
+			var out bytes.Buffer
+			c := (&cluster.Options{}).Root(commands...)
+			c.SetOut(&out)
+			c.SetErr(&out)
+			c.SetArgs([]string{"render", "flavors", "-f", file, "--nodes", "pool=a", "--kubeconfig", kubeconfig})
+			err := c.ExecuteContext(t.Context())
+			got := fmt.Sprint(out.String(), err)
+			_, flavor, _ := strings.Cut(got, "  name: uncut\n")
+			flavor, _, _ = strings.Cut(flavor, "  tolerations:\n")
+			want := row.want != "-" && strings.Contains(flavor, row.want)
+			if row.want == "" {
+				want = strings.HasSuffix(flavor, "  nodeLabels:\n    nvidia.com/mig.config: uncut\n    nvidia.com/mig.config.state: success\n")
+			}
+			if row.want == "-" {
+				want = strings.Contains(got, "pool uncut: its pods would also run on others with its labels") && strings.Contains(got, "(b)") && flavor == ""
+			}
+			if !want {
+				t.Errorf("it writes\n%s", got)
 			}
 		})
 	}

@@ -17,7 +17,7 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// leftOut is the key under which poolsOf lists the nodes that may share their GPUs although their profile names no sharing.
+// leftOut is the key under which poolsOf lists the nodes that count for no pool.
 var leftOut = Pool{}
 
 // shares says why a node may share its devices although the profile or config that it requests names no sharing; empty if nothing says so. If the profile
@@ -91,27 +91,43 @@ func saysShared(key, value string) bool {
 	return value == string(catalog.SharingTimeSlicing) || value == string(catalog.SharingMPS)
 }
 
-// apart keeps pods of a pool off the nodes that are left out. It adds labels of GPU feature discovery that all nodes of the pool have, and those nodes have
-// not. Where no such label is, the pool is left.
-func apart(given []Given, nodes map[Pool][]pooled) (out []Given, left []Left) {
+// apart keeps pods of a pool off nodes of another class. It adds labels of GPU feature discovery that all nodes of the pool have, and those nodes have not.
+// Where no such label is, the pool is left.
+func (from Sources) apart(given []Given, nodes map[Pool][]pooled) (out []Given, left []Left) {
 	for _, g := range given {
-		var own []pooled
-		for _, p := range g.Pools {
-			own = append(own, nodes[kindOf(p)]...)
+		var own, others []pooled
+		for kind, of := range nodes {
+			if slices.ContainsFunc(g.Pools, func(p Pool) bool { return kindOf(p) == kind }) {
+				own = append(own, of...)
+				continue
+			}
+			others = append(others, slices.DeleteFunc(slices.Clone(of), func(n pooled) bool { return from.sameClass(g, n) })...)
 		}
-		g, reached := g.without(own, nodes[leftOut])
+		g, reached := g.without(own, others)
 		if len(reached) == 0 {
 			out = append(out, g)
 			continue
 		}
+		names := namesOf(reached)
+		slices.Sort(names)
 		for _, p := range g.Pools {
 			left = append(left, Left{p, fmt.Errorf(
-				"pool %s: its pods would also run on nodes that may share their GPUs (%s): these have each label of GPU feature discovery that all of its nodes have. "+
-					"Name the sharing of each in a profile",
-				sanitize.Cut(g.Profile, longestName), sanitize.Listed(namesOf(reached)))})
+				"pool %s: its pods would also run on others with its labels, which share their GPUs otherwise, or may (%s): these have each label of GPU feature discovery "+
+					"that all of its nodes have. Name the sharing of each in a profile, and remove %s from nodes that have one",
+				sanitize.Cut(g.Profile, longestName), sanitize.Listed(names), config.LabelMIGConfig)})
 		}
 	}
 	return out, left
+}
+
+// sameClass reports whether a node that is not of the pool gives nothing in another class than the pool does. Such a node may have the label of the pool's MIG
+// config: its profile wins over that.
+func (from Sources) sameClass(g Given, n pooled) bool {
+	if n.shares || n.pool.Name == g.Profile {
+		return !n.shares
+	}
+	offers, _, err := from.offers(n.pool)
+	return err == nil && n.pool.GPUs > 0 && mixes(g, n.pool, offers) == nil
 }
 
 // without adds the labels to a copy of g. Reached are those of the other nodes that its labels select nevertheless.
