@@ -171,6 +171,14 @@ func TestAQueueWithNodesOfSeveralClassesIsFoundOut(t *testing.T) {
 			[]string{flavor("c", "gpuslice.io/profile: critical"), of("c")},
 			strings.Replace(two, "%", "c", 1) + "c: a pod that is to have one may get the other; the labels of c select nodes of several classes: ",
 		},
+		"what a cohort lends": {
+			[]runtime.Object{shared, isolated},
+			[]string{
+				flavor("r", "gpuslice.io/profile: research"), flavor("c", "gpuslice.io/profile: critical"),
+				strings.NewReplacer("24}", "0}", "{resourceGroups", "{cohortName: all, resourceGroups").Replace(of("r", "c")),
+			},
+			strings.Replace(two, "%", "c", 1) + "r: ",
+		},
 		"the same, kept off by its state": {
 			[]runtime.Object{node("isolated", labels("critical", "nvidia.com/mig.config.state=success", "-MIG-2g.20gb", "none"), "24"), undone},
 			[]string{flavor("c", "gpuslice.io/profile: critical, nvidia.com/mig.config.state: success"), of("c")},
@@ -180,23 +188,30 @@ func TestAQueueWithNodesOfSeveralClassesIsFoundOut(t *testing.T) {
 			[]runtime.Object{shared, node("isolated", isolated.Labels, "0")}, []string{flavor("r", "gpuslice.io/profile: research"), flavor("c", "gpuslice.io/profile: critical"), of("r", "c", "gone")}, "",
 		},
 	} {
-		var objects []runtime.Object
-		for _, text := range row.objects {
-			objects = append(objects, object(t, text))
-		}
-		report, err := drift.Find(t.Context(), clientset.Of(fake.NewClientset(row.nodes...)),
-			dynamicfake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), served, objects...), drift.Known{Groups: groups(served)})
-		if err != nil {
-			t.Fatal(err)
-		}
-		var got []string
-		for _, f := range report.Findings {
-			if f.Mixed {
-				got = append(got, f.About+": "+f.Text)
+		for version, kueue := range map[string]*strings.Replacer{"v1beta2": strings.NewReplacer(), "v1beta1": strings.NewReplacer("v1beta2", "v1beta1", "cohortName", "cohort")} {
+			var objects []runtime.Object
+			for _, text := range row.objects {
+				objects = append(objects, object(t, kueue.Replace(text)))
 			}
-		}
-		if text := strings.Join(got, "\n"); row.want == "" && text != "" || row.want != "" && !strings.HasPrefix(text, "ClusterQueue gpus: "+row.want) {
-			t.Errorf("%s: mixed are %q, want %q", name, text, row.want)
+			in := map[schema.GroupVersionResource]string{}
+			for kind, list := range served {
+				kind.Version = kueue.Replace(kind.Version)
+				in[kind] = list
+			}
+			report, err := drift.Find(t.Context(), clientset.Of(fake.NewClientset(row.nodes...)),
+				dynamicfake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), in, objects...), drift.Known{Groups: groups(in)})
+			if err != nil {
+				t.Fatal(err)
+			}
+			var got []string
+			for _, f := range report.Findings {
+				if f.Mixed {
+					got = append(got, f.About+": "+f.Text)
+				}
+			}
+			if text := strings.Join(got, "\n"); row.want == "" && text != "" || row.want != "" && !strings.HasPrefix(text, "ClusterQueue gpus: "+row.want) {
+				t.Errorf("%s in %s: mixed are %q, want %q", name, version, text, row.want)
+			}
 		}
 	}
 }

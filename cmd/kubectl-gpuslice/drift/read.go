@@ -1,6 +1,7 @@
 package drift
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -44,7 +45,7 @@ func GroupsOf(client kube.Interface) Groups {
 	}
 }
 
-// Versions that are read where the cluster serves no newer one. The fields that it reads of Kueue's objects are the same in both.
+// Versions that are read where the cluster serves no newer one.
 const (
 	formerKueue    = "kueue.x-k8s.io/v1beta1"
 	formerInfra    = "infrastructure.opendatahub.io/v1alpha1"
@@ -76,12 +77,16 @@ func (c *comparison) readObjects(ctx context.Context) error {
 	}
 	queues, profiles, former := served[0], served[1], served[2]
 	var flat []flatProfile
+	var made []anyQueue
 	err := errors.Join(
 		read(ctx, c, kinds.KindResourceFlavor, queues, "resourceflavors", &c.flavors),
-		read(ctx, c, kinds.KindClusterQueue, queues, "clusterqueues", &c.queues),
+		read(ctx, c, kinds.KindClusterQueue, queues, "clusterqueues", &made),
 		read(ctx, c, kinds.KindLocalQueue, queues, "localqueues", &c.locals),
 		read(ctx, c, kinds.KindResourceQuota, []schema.GroupVersion{corev1.SchemeGroupVersion}, "resourcequotas", &c.quotas),
 	)
+	for _, q := range made {
+		c.queues = append(c.queues, q.queue())
+	}
 	switch current := len(profiles) > 0 && profiles[0].String() == kinds.HardwareProfileVersion; {
 	case err != nil:
 		return err
@@ -148,6 +153,22 @@ func (p flatProfile) profile() kinds.HardwareProfile {
 	if out.Spec.Scheduling == nil && len(p.Spec.NodeSelector) > 0 {
 		out.Spec.Scheduling = &kinds.Scheduling{Type: kinds.SchedulingNode, Node: &kinds.NodeScheduling{NodeSelector: p.Spec.NodeSelector}}
 	}
+	return out
+}
+
+// anyQueue is a ClusterQueue of each version.
+type anyQueue struct {
+	metav1.ObjectMeta `json:"metadata,omitempty"`
+	Spec              struct {
+		kinds.ClusterQueueSpec `json:",inline"`
+
+		Cohort string `json:"cohort"` // of v1beta1
+	} `json:"spec"`
+}
+
+func (q anyQueue) queue() kinds.ClusterQueue {
+	out := kinds.ClusterQueue{ObjectMeta: q.ObjectMeta, Spec: q.Spec.ClusterQueueSpec}
+	out.Spec.CohortName = cmp.Or(out.Spec.CohortName, q.Spec.Cohort)
 	return out
 }
 
