@@ -142,7 +142,9 @@ func TestTwoObjectsOfPricesStopTheCosts(t *testing.T) {
 	rules.Groups = slices.Concat(priced(t, "--name", "second").Groups[:1], rules.Groups)
 	rules.Groups[0].Name = "second"
 	input := []monitoring.Series{{Series: `gpuslice_gpu_share{node="n", gpu="a", model="NVIDIA H100 80GB HBM3", state="idle"}`, Values: "1x10"}}
-	err := monitoring.Evaluate(t.Context(), t.TempDir(), rules, input, nil)
+	// promtool evaluates until the last check, the groups in any order.
+	checks := []monitoring.Check{{Expr: "count(gpuslice:gpu_price:per_hour)", At: "5m", Expected: []monitoring.Sample{{Labels: "{}", Value: 2}}}}
+	err := monitoring.Evaluate(t.Context(), t.TempDir(), rules, input, checks)
 	if err == nil || !strings.Contains(err.Error(), "rule: gpuslice:gpu_cost:per_hour") || !strings.Contains(err.Error(), "found duplicate series") {
 		t.Error(err)
 	}
