@@ -267,6 +267,22 @@ func TestOpenCostFindsWhatPodsHaveUnderItsOwnNames(t *testing.T) {
 	}
 }
 
+// OpenCost multiplies what a GPU of a node costs by their number.
+func TestAGPUWithoutAPriceCostsNothingInOpenCost(t *testing.T) {
+	atFullLength(t, "promtool")
+	rules := priced(t, "--opencost")
+	rules.Groups[0].Rules = rules.Groups[0].Rules[:1] // without that of the other models
+	input := []monitoring.Series{{Series: `node_cpu_hourly_cost{instance="n", node="n"}`, Values: "1x10"}}
+	for gpu, model := range map[string]string{"a": "NVIDIA H100 80GB HBM3", "b": "NVIDIA T400", "c": "NVIDIA T400"} {
+		input = append(input, monitoring.Series{Series: fmt.Sprintf(`gpuslice_gpu_share{node="n", gpu=%q, model=%q, state="idle"}`, gpu, model), Values: "1x10"})
+	}
+	want := []monitoring.Sample{{Labels: `{instance="n", node="n"}`, Value: 249}}
+	checks := []monitoring.Check{{Expr: "round(100 * node_gpu_hourly_cost * node_gpu_count)", At: "5m", Expected: want}}
+	if err := monitoring.Evaluate(t.Context(), t.TempDir(), rules, input, checks); err != nil {
+		t.Error(err)
+	}
+}
+
 // The types are the operator's own.
 func TestPrometheusTakesTheRulesOfPrices(t *testing.T) {
 	atFullLength(t, "promtool")

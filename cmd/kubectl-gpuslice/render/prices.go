@@ -291,16 +291,20 @@ const nodeLabels = `
 * on (node) group_left (uid, instance, instance_type, region, provider_id, arch)
 max by (node, uid, instance, instance_type, region, provider_id, arch) (0 * node_cpu_hourly_cost + 1)`
 
+// nodeGPUs is the number of GPUs of each node.
+const nodeGPUs = "count by (node) (group by (node, gpu) (gpuslice_gpu_share))"
+
 // openCostRules record OpenCost's metrics of GPUs, with its labels, in place of its own. OpenCost itself counts requests of
 // nvidia.com/gpu, and no MIG devices. The parts of a pod are divided among the containers that request devices, as far as kube-state-metrics knows of
 // requests, and else among all of its containers. A pod of a StatefulSet has series of two nodes while it moves, and each node has its own part.
 var openCostRules = kinds.RuleGroup{Name: "gpuslice-opencost", Rules: []kinds.Rule{
 	{
+		// OpenCost multiplies it by the number of all GPUs, also of those without a price.
 		Record: "node_gpu_hourly_cost",
-		Expr: "avg by (node) (group by (node, gpu, model) (gpuslice_gpu_share) * on (model) group_left () " + MetricPrice + ")" +
+		Expr: "sum by (node) (group by (node, gpu, model) (gpuslice_gpu_share) * on (model) group_left () " + MetricPrice + ")\n/ on (node) " + nodeGPUs +
 			nodeLabels,
 	},
-	{Record: "node_gpu_count", Expr: "count by (node) (group by (node, gpu) (gpuslice_gpu_share))" + nodeLabels},
+	{Record: "node_gpu_count", Expr: nodeGPUs + nodeLabels},
 	{
 		Record: "gpuslice:container_gpu_request:ratio",
 		Expr: "sum by (node, namespace, pod, container) (" + deviceRequests + `)
