@@ -311,6 +311,9 @@ func TestGitOpsToolsReadTheHealthOfANode(t *testing.T) {
 	sick := corev1.NodeCondition{Type: config.ConditionGPUUnhealthy, Status: corev1.ConditionTrue, Reason: string(config.ReasonUnknownConfig), Message: "see there"}
 	well := corev1.NodeCondition{Type: config.ConditionGPUUnhealthy, Status: corev1.ConditionFalse}
 	undone := corev1.NodeCondition{Type: config.ConditionGPUPartitionReady, Status: corev1.ConditionFalse, Reason: string(config.ReasonEvicting), Message: "see there"}
+	beside := func(state config.State) map[string]string {
+		return map[string]string{config.LabelProfile: "research", config.LabelMIGConfig: "all-balanced", config.LabelMIGConfigState: string(state)}
+	}
 	for name, row := range map[string]reported{
 		"no label":                            {status: corev1.ConditionTrue, reason: config.ReasonNotRequested, argo: "Healthy"},
 		"another's labels alone":              {labels: map[string]string{"a": "b"}, argo: "Healthy"},
@@ -323,6 +326,8 @@ func TestGitOpsToolsReadTheHealthOfANode(t *testing.T) {
 		"as asked":                            {labels: mig, desired: "all-balanced", status: corev1.ConditionTrue, reason: config.ReasonConverged, argo: "Healthy"},
 		"beside a condition without a type":   {labels: mig, desired: "all-balanced", status: corev1.ConditionTrue, beside: []corev1.NodeCondition{{}}, argo: "Healthy"},
 		"as a profile asks":                   {labels: profile, desired: "research", byLabel: config.LabelProfile, status: corev1.ConditionTrue, argo: "Healthy"},
+		"a profile that asks for the same":    {labels: beside(config.StateSuccess), desired: "research", byLabel: config.LabelProfile, status: corev1.ConditionTrue, argo: "Healthy"},
+		"a profile that asks for another":     {labels: beside(config.StateFailed), desired: "research", byLabel: config.LabelProfile, status: corev1.ConditionTrue, argo: "Degraded"},
 		"as a config of the profile's name":   {labels: profile, desired: "research", status: corev1.ConditionTrue, argo: "Progressing"},
 		"with a default of the plugin":        {labels: mig, desired: "all-balanced + default", status: corev1.ConditionTrue, argo: "Healthy"},
 		"with one that the agent has labeled": {labels: own, desired: "all-balanced + default", status: corev1.ConditionTrue, argo: "Healthy"},
