@@ -64,7 +64,7 @@ type waits map[waitFor]*waiting
 func (w waits) add(what waitFor, pods, devices int, since time.Time) {
 	one := w[what]
 	if one == nil {
-		one = &waiting{Resource: what.resource, Namespace: sanitize.Cut(what.namespace, longestPod), Oldest: since}
+		one = &waiting{Resource: sanitize.Cut(what.resource, 2*longestPod), Namespace: sanitize.Cut(what.namespace, longestPod), Oldest: since}
 		if what.queue != "" {
 			one.Queue = &queue{Name: sanitize.Cut(what.queue, longestPod)}
 		}

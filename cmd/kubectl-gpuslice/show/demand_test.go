@@ -225,12 +225,26 @@ func TestDemand(t *testing.T) {
 				"team-b mig-3g.40gb 1 pods 2 devices 60s, training 0 pending 0 admitted",
 			},
 		},
+		"a template that limits alone, of which some pods are done, and one of a name for a terminal": {
+			kueue: aKueue{
+				"": {"v1beta2"}, "/v1beta2/localqueues": {}, "/v1beta2/clusterqueues": {},
+				"/v1beta2/workloads": {
+					strings.NewReplacer(`"requests"`, `"limits"`, `"count":5`, `"name":"main","count":5`, `"conditions"`, `"reclaimablePods":[{"name":"main","count":2},{"name":"other","count":1}],"conditions"`).
+						Replace(workloadOf("team-a", "job", ofJob, "nvidia.com/gpu", 5, 2, time.Hour)),
+					strings.Replace(workloadOf("team-a", "red", ofJob, ofMIG, 1, 1, time.Hour), ofMIG, `nvidia.com/mig-\u001b[31m`, 1),
+				},
+			},
+			columns: "workloads quota", want: []string{
+				"team-a gpu 3 pods 6 devices 60m, training 1 pending 0 admitted",
+				`team-a mig-\x1b[31m 1 pods 1 devices 60m, training 1 pending 0 admitted`,
+			},
+		},
 		"what is no GPU does not count": {
 			pods: []*corev1.Pod{
 				queued("team-a/none", "nvidia.com/gpu", 0, time.Minute), queued("team-a/nic", "nvidia.com/nic", 1, time.Minute), queued("team-a/host", "nvidia.com/hostdev", 1, time.Minute),
 			},
 			kueue: aKueue{
-				"": {"v1beta2"}, "/v1beta2/workloads": {workloadOf("team-a", "nics", ofJob, "nvidia.com/nic", 4, 2, time.Hour), workloadOf("team-a", "none", ofJob, "nvidia.com/gpu", 4, 0, time.Hour)},
+				"": {"v1beta2"}, "/v1beta2/workloads": {workloadOf("team-a", "nics", ofJob, "nvidia.com/nic", 4, 2, time.Hour), workloadOf("team-a", "none", ofJob, "nvidia.com/gpu", 4, 0, time.Hour), workloadOf("team-a", "scaled", ofJob, "nvidia.com/gpu", 0, 1, time.Hour)},
 				"/v1beta2/localqueues": {}, "/v1beta2/clusterqueues": {},
 			},
 			columns: "workloads quota", none: "no pod that requests a GPU is pending, and no workload of Kueue",

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
@@ -42,12 +43,17 @@ type workload struct {
 		QueueName string `json:"queueName"`
 		Active    *bool  `json:"active"`
 		PodSets   []struct {
+			Name     string                 `json:"name"`
 			Count    int                    `json:"count"`
 			Template corev1.PodTemplateSpec `json:"template"`
 		} `json:"podSets"`
 	} `json:"spec"`
 	Status struct {
-		Conditions []metav1.Condition `json:"conditions"`
+		Conditions      []metav1.Condition `json:"conditions"`
+		ReclaimablePods []struct {         // that are done
+			Name  string `json:"name"` // of their set
+			Count int    `json:"count"`
+		} `json:"reclaimablePods"`
 	} `json:"status"`
 }
 
@@ -286,15 +292,35 @@ type podSet struct{ pods, devices int }
 func (w *workload) wants() map[waitFor]podSet {
 	out := map[waitFor]podSet{}
 	for _, set := range w.Spec.PodSets {
-		pods := min(max(set.Count, 0), mostDevices)
+		pods := set.Count
+		for _, done := range w.Status.ReclaimablePods {
+			if done.Name == set.Name {
+				pods -= max(done.Count, 0)
+			}
+		}
+		pods = min(max(pods, 0), mostDevices)
+		requestLimits(&set.Template.Spec)
 		for _, r := range judge.Asked(&corev1.Pod{Spec: set.Template.Spec}) {
 			what := waitFor{resourceOf(r), w.Namespace, w.Spec.QueueName}
-			if what.resource != "" {
+			if what.resource != "" && pods > 0 {
 				out[what] = podSet{out[what].pods + pods, out[what].devices + pods*devicesOf(r)}
 			}
 		}
 	}
 	return out
+}
+
+// requestLimits has containers request what they limit and say nothing else of, as the API server has pods do. Templates of a Job have no such default.
+func requestLimits(spec *corev1.PodSpec) {
+	for _, containers := range [][]corev1.Container{spec.InitContainers, spec.Containers} {
+		for i := range containers {
+			r := &containers[i].Resources
+			requests := corev1.ResourceList{}
+			maps.Copy(requests, r.Limits)
+			maps.Copy(requests, r.Requests)
+			r.Requests = requests
+		}
+	}
 }
 
 // isOnePod reports whether Kueue has made the workload for a single pod, which is there.
