@@ -60,6 +60,11 @@ func workloadOf(namespace, name, owner, asks string, pods, n int, waited time.Du
 		namespace, name, screenTime.Add(-waited).Format(time.RFC3339), owner, pods, asks, n, strings.Join(is, ","))
 }
 
+// replacing has a Workload replace another of a Job that has grown.
+func replacing(other, workload string) string {
+	return strings.Replace(workload, `"metadata":{`, `"metadata":{"annotations":{"kueue.x-k8s.io/workload-slice-replacement-for":"`+other+`"},`, 1)
+}
+
 const (
 	ofJob      = `{"apiVersion":"batch/v1","kind":"Job","name":"j","uid":"j"}`
 	ofPod      = `{"apiVersion":"v1","kind":"Pod","name":"p","uid":"p"}`
@@ -223,6 +228,20 @@ func TestDemand(t *testing.T) {
 			columns: "workloads quota", want: []string{
 				"team-a mig-3g.40gb 5 pods 8 devices 60m, training 2 pending 0 admitted", "team-a gpu 1 pods 2 devices 60m, training 1 pending 0 admitted",
 				"team-b mig-3g.40gb 1 pods 2 devices 60s, training 0 pending 0 admitted",
+			},
+		},
+		"a Job that grows, and one that has grown and was evicted": {
+			pods: []*corev1.Pod{queued("team-a/grows-3", "nvidia.com/gpu", 2, time.Minute, labelQueue)},
+			kueue: aKueue{
+				"": {"v1beta2"}, "/v1beta2/localqueues": {}, "/v1beta2/clusterqueues": {},
+				"/v1beta2/workloads": {
+					workloadOf("team-a", "grows", ofJob, "nvidia.com/gpu", 3, 2, time.Hour, "Admitted"),
+					replacing("team-a/grows", workloadOf("team-a", "grows-2", ofJob, "nvidia.com/gpu", 4, 2, time.Minute)),
+					workloadOf("team-a", "was", ofJob, ofMIG, 3, 2, time.Hour, "Admitted", "Finished"), replacing("team-a/was", workloadOf("team-a", "was-2", ofJob, ofMIG, 4, 2, time.Minute)),
+				},
+			},
+			columns: "workloads quota", want: []string{
+				"team-a mig-3g.40gb 4 pods 8 devices 60s, training 1 pending 0 admitted", "team-a gpu 1 pods 2 devices 60s, training 1 pending 1 admitted",
 			},
 		},
 		"a template that limits alone, of which some pods are done, and one of a name for a terminal": {

@@ -27,6 +27,8 @@ const (
 	labelLocalQueue, labelQueue = kueueGroup + "/local-queue-name", kueueGroup + "/queue-name"
 	// Labels or annotations of pods that name their Workload: the first counts if both are there.
 	keyWorkload, keyGroup = kueueGroup + "/prebuilt-workload-name", kueueGroup + "/pod-group-name"
+	// Annotation of the Workload of an elastic Job that has grown: NAMESPACE/NAME of the one that it replaces.
+	keyReplaces = kueueGroup + "/workload-slice-replacement-for"
 
 	queuesAtATime = 500
 	// mostQueued bounds the objects that are read of a kind.
@@ -239,14 +241,19 @@ func (k *kueue) has(p *corev1.Pod, resource string, devices int) {
 
 // count adds the workloads, and the pods that pending ones have yet to get.
 func (k *kueue) count(all waits) {
+	running := map[string]bool{}
+	for i := range k.workloads {
+		w := &k.workloads[i]
+		running[w.Namespace+"/"+w.Name] = !w.ended() && w.is("Admitted")
+	}
 	for i := range k.workloads {
 		if w := &k.workloads[i]; !w.ended() && !w.is("Admitted") {
-			w.wait(all, k.there)
+			w.wait(all, k.there, running[w.Annotations[keyReplaces]])
 		}
 	}
 	for i := range k.workloads {
 		w := &k.workloads[i]
-		if w.ended() || !w.is("Admitted") {
+		if !running[w.Namespace+"/"+w.Name] {
 			continue
 		}
 		for what := range w.wants() {
@@ -262,11 +269,12 @@ func (k *kueue) count(all waits) {
 	}
 }
 
-// wait adds a pending workload, with the pods that are not there yet: those of a group or of a StatefulSet are made one by one, behind a gate.
-func (w *workload) wait(all waits, there map[ofWorkload]podSet) {
+// wait adds a pending workload, with the pods that are not there yet: those of a group or of a StatefulSet are made one by one, behind a gate. All pods of
+// a Job that grows are there, the new ones behind a gate.
+func (w *workload) wait(all waits, there map[ofWorkload]podSet, grows bool) {
 	for what, asks := range w.wants() {
 		has := there[ofWorkload{w.Namespace, w.Name, what.resource}]
-		if w.isOnePod() {
+		if w.isOnePod() || grows {
 			has = asks
 		}
 		all.add(what, max(asks.pods-has.pods, 0), max(asks.devices-has.devices, 0), w.CreationTimestamp.Time)
