@@ -168,19 +168,24 @@ func (c *comparison) promisesMore(about, format string, args ...any) {
 	c.Findings = append(c.Findings, Finding{About: about, Text: fmt.Sprintf(format, args...)})
 }
 
-// selecting selects the nodes of a pool, those too that are being changed at the moment.
-func selecting(with map[string]string) labels.Selector {
+// selecting selects the nodes of a pool, those too that are being changed at the moment. One that could not be changed stays as it is.
+func selecting(with map[string]string) func(of map[string]string) bool {
+	state := with[config.LabelMIGConfigState]
 	with = maps.Clone(with)
 	delete(with, config.LabelMIGConfigState)
-	return labels.SelectorFromSet(with)
+	selector := labels.SelectorFromSet(with)
+	return func(of map[string]string) bool {
+		failed := string(config.StateFailed)
+		return selector.Matches(labels.Set(of)) && (state == "" || state == failed || of[config.LabelMIGConfigState] != failed)
+	}
 }
 
 // offered adds up what the nodes with the labels offer.
 func (c *comparison) offered(with map[string]string) (nodes int, total, ofNode corev1.ResourceList) {
 	total, ofNode = corev1.ResourceList{}, corev1.ResourceList{}
-	selector := selecting(with)
+	selects := selecting(with)
 	for _, n := range c.nodes {
-		if !selector.Matches(labels.Set(n.labels)) {
+		if !selects(n.labels) {
 			continue
 		}
 		nodes++
@@ -252,10 +257,10 @@ func toleratedBy(f kinds.FlavorSpec) []corev1.Toleration {
 // tolerates its nodeTaints.
 func (c *comparison) closing(f kinds.FlavorSpec) (nodes int, lacking []string) {
 	tolerations := toleratedBy(f)
-	selector := selecting(f.NodeLabels)
+	selects := selecting(f.NodeLabels)
 	lacks := map[string]bool{}
 	for _, n := range c.nodes {
-		if !selector.Matches(labels.Set(n.labels)) {
+		if !selects(n.labels) {
 			continue
 		}
 		nodes++

@@ -248,7 +248,7 @@ func TestWhichNodesAreChanging(t *testing.T) {
 func TestWhatIsPromisedIsComparedWithWhatNodesOffer(t *testing.T) {
 	nodes := []runtime.Object{
 		node("a", map[string]string{"pool": "x", "size": "large"}, "8"),
-		node("b", map[string]string{"pool": "x", "size": "small"}, "4"),
+		node("b", map[string]string{"pool": "x", "size": "small", "nvidia.com/mig.config.state": "failed"}, "4"),
 	}
 	for name, row := range map[string]struct {
 		objects []string
@@ -270,6 +270,10 @@ func TestWhatIsPromisedIsComparedWithWhatNodesOffer(t *testing.T) {
 		"a flavor that no node has, beside others": {
 			[]string{flavor("x", "pool: x"), flavor("z", "pool: none"), queue("p", "x", "12"), queue("q", "z", "8")},
 			[]drift.Finding{{About: "ResourceFlavor z", Text: "no node has its labels pool=none: admitted workloads stay Pending; if an autoscaler creates its nodes on demand, say --autoscaled z"}},
+		},
+		"a node that could not be changed": {
+			[]string{flavor("x", "pool: x, nvidia.com/mig.config.state: success"), queue("q", "x", "12")},
+			[]drift.Finding{{About: "ClusterQueue q", Text: "12 of nvidia.com/gpu may be admitted by flavor x, and its 1 node offers 8: pods of admitted workloads stay Pending"}},
 		},
 		"a queue of a namespace": {[]string{flavor("x", "pool: x"), queue("q", "x", "12"), local("l", "q")}, nil},
 		"a queue of a namespace for none": {

@@ -443,6 +443,9 @@ func (from Sources) pooled(n *corev1.Node, byType bool) (out pooled, why string)
 	p, why := poolOf(n)
 	shares := from.shares(n, p.Name)
 	why = cmp.Or(from.driven(n), why, shares)
+	if config.State(n.Labels[config.LabelMIGConfigState]) == config.StateFailed && why == "" {
+		why = fmt.Sprintf("its agent has not carried out its labels (%s=%s), so flavors and hardware profiles do not select it", config.LabelMIGConfigState, config.StateFailed)
+	}
 	if byType {
 		p.Type = n.Labels[corev1.LabelInstanceTypeStable]
 	}

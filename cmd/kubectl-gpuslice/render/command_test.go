@@ -158,6 +158,7 @@ func TestNodesAreCountedByWhatTheyAskFor(t *testing.T) {
 		node("f", map[string]string{"nvidia.com/mig.config": "small", "nvidia.com/gpu.count": "560"}, ""),
 		node("g", map[string]string{"nvidia.com/mig.config": "small"}, ""),
 		node("h", map[string]string{"nvidia.com/mig.config": "small"}, `{"gpus": [{"index": 0}], "owner": "DRA static"}`),
+		node("j", map[string]string{"gpuslice.io/profile": "research", "nvidia.com/gpu.count": "8", "nvidia.com/mig.config.state": "failed"}, ""),
 		node("i", map[string]string{"nvidia.com/mig.config": "small"}, `{"gpus": [{"index": 0}], "owner": "both"}`),
 	)
 	from := Sources{Profiles: map[string]catalog.Profile{"research": {Sharing: sharedBy(catalog.SharingTimeSlicing, false, map[string]int{"nvidia.com/gpu": 3})}}}
@@ -181,6 +182,7 @@ func TestNodesAreCountedByWhatTheyAskFor(t *testing.T) {
 		"node g is left out: neither its agent nor the label nvidia.com/gpu.count says how many GPUs it has; count it by --pool",
 		"node h is left out: its agent says that NVIDIA's DRA driver has its GPUs (DRA static), so it offers no resources of the device plugin: count it with --dra",
 		"node i is left out: its agent says that several programs advertise its GPUs, or a DRA driver other than NVIDIA's",
+		"node j is left out: its agent has not carried out its labels (nvidia.com/mig.config.state=failed), so flavors and hardware profiles do not select it",
 	}, left); diff != "" {
 		t.Errorf("left out (-want +got):\n%s", diff)
 	}
