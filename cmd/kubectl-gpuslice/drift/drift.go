@@ -320,9 +320,9 @@ type promise struct {
 	queues []string
 }
 
-func (c *comparison) compareQueues() {
+// promises are those of all queues, by flavor.
+func (c *comparison) promises() map[string]map[corev1.ResourceName]promise {
 	byFlavor := map[string]map[corev1.ResourceName]promise{}
-	all := corev1.ResourceList{}
 	for _, q := range c.queues {
 		for _, group := range q.Spec.ResourceGroups {
 			for _, flavor := range group.Flavors {
@@ -342,33 +342,95 @@ func (c *comparison) compareQueues() {
 			}
 		}
 	}
+	return byFlavor
+}
+
+func (c *comparison) compareQueues() {
+	byFlavor := c.promises()
+	var pools []promised
 	found := len(c.Findings)
 	for _, name := range slices.Sorted(maps.Keys(byFlavor)) {
 		c.compareFlavor(name, byFlavor[name])
 		nodes, offers := c.offeredBy(name)
+		pool := promised{flavor: name, nodes: nodes, offers: offers, by: map[corev1.ResourceName]promise{}}
 		for resource, p := range byFlavor[name] {
-			promised := p.sum
-			if has := offers[resource]; c.isAutoscaled(name) && promised.Cmp(has) > 0 {
-				rest := promised.DeepCopy()
+			if has := offers[resource]; c.isAutoscaled(name) && p.sum.Cmp(has) > 0 {
+				rest := p.sum.DeepCopy()
 				rest.Sub(has)
 				add(c.coming, resource, rest)
-				promised = has
+				p.sum = has
 			}
-			if nodes > 0 { // of one without nodes it is said already
-				add(all, resource, promised)
-			}
+			pool.by[resource] = p
+		}
+		if len(nodes) > 0 { // of one without nodes it is said already
+			pools = append(pools, pool)
 		}
 	}
-	if slices.ContainsFunc(c.Findings[found:], func(f Finding) bool { return !f.Idle }) {
+	mistaken := func() bool { return slices.ContainsFunc(c.Findings[found:], func(f Finding) bool { return !f.Idle }) }
+	if mistaken() {
 		return // it is said flavor by flavor
 	}
-	_, total, _ := c.offered(nil)
-	for _, name := range slices.Sorted(maps.Keys(all)) {
-		if promised, offers := all[name], total[name]; promised.Cmp(offers) > 0 {
-			c.promisesMore("ClusterQueues", "%s of %s may be admitted by all flavors together, and all nodes offer %s: some nodes have the labels of several flavors",
-				promised.String(), name, offers.String())
+	for i, p := range pools {
+		if !slices.ContainsFunc(pools[:i], func(before promised) bool { return maps.Equal(before.nodes, p.nodes) }) {
+			c.compareTogether(p, pools)
 		}
 	}
+	if !mistaken() {
+		_, total, _ := c.offered(nil)
+		all := promised{offers: total, nodes: map[string]bool{}}
+		for _, n := range c.nodes {
+			all.nodes[n.name] = true
+		}
+		c.compareTogether(all, pools)
+	}
+}
+
+// promised is what queues promise of the nodes of a flavor; of all nodes without one.
+type promised struct {
+	flavor string
+	nodes  map[string]bool
+	offers corev1.ResourceList
+	by     map[corev1.ResourceName]promise
+}
+
+// compareTogether finds flavors that promise the same nodes: those whose nodes are all of the pool's, the pool's own with them.
+func (c *comparison) compareTogether(of promised, pools []promised) {
+	together := map[corev1.ResourceName]promise{}
+	var flavors []string
+	for _, p := range pools {
+		if !within(p.nodes, of.nodes) {
+			continue
+		}
+		flavors = append(flavors, p.flavor)
+		for name, more := range p.by {
+			one := together[name]
+			one.sum.Add(more.sum)
+			one.queues = slices.Concat(one.queues, more.queues)
+			together[name] = one
+		}
+	}
+	if len(flavors) < 2 {
+		return
+	}
+	who, where := "flavors "+sanitize.Listed(flavors), fmt.Sprintf("the %s of flavor %s %s", sanitize.Counted(len(of.nodes), "node"), of.flavor, offer(len(of.nodes)))
+	if of.flavor == "" {
+		who, where = "all flavors", "all nodes offer"
+	}
+	for _, name := range slices.Sorted(maps.Keys(together)) {
+		if p, offers := together[name], of.offers[name]; p.sum.Cmp(offers) > 0 {
+			c.promisesMore(queuesOf(p.queues), "%s of %s may be admitted by %s together, and %s %s: some nodes have the labels of several flavors",
+				p.sum.String(), name, who, where, offers.String())
+		}
+	}
+}
+
+func within(some, all map[string]bool) bool {
+	for name := range some {
+		if !all[name] {
+			return false
+		}
+	}
+	return len(some) <= len(all)
 }
 
 func add(to corev1.ResourceList, name corev1.ResourceName, more resource.Quantity) {
@@ -377,12 +439,19 @@ func add(to corev1.ResourceList, name corev1.ResourceName, more resource.Quantit
 	to[name] = sum
 }
 
-func (c *comparison) offeredBy(flavor string) (nodes int, total corev1.ResourceList) {
+func (c *comparison) offeredBy(flavor string) (nodes map[string]bool, total corev1.ResourceList) {
 	at := slices.IndexFunc(c.flavors, func(f kinds.ResourceFlavor) bool { return f.Name == flavor })
 	if at < 0 {
-		return 0, nil
+		return nil, nil
 	}
-	nodes, total, _ = c.offered(c.flavors[at].Spec.NodeLabels)
+	selects := selecting(c.flavors[at].Spec.NodeLabels)
+	nodes = map[string]bool{}
+	for _, n := range c.nodes {
+		if selects(n.labels) {
+			nodes[n.name] = true
+		}
+	}
+	_, total, _ = c.offered(c.flavors[at].Spec.NodeLabels)
 	return nodes, total
 }
 

@@ -247,8 +247,9 @@ func TestWhichNodesAreChanging(t *testing.T) {
 
 func TestWhatIsPromisedIsComparedWithWhatNodesOffer(t *testing.T) {
 	nodes := []runtime.Object{
-		node("a", map[string]string{"pool": "x", "size": "large"}, "8"),
+		node("a", map[string]string{"pool": "x", "size": "large", "in": "v"}, "8"),
 		node("b", map[string]string{"pool": "x", "size": "small", "nvidia.com/mig.config.state": "failed"}, "4"),
+		node("c", map[string]string{"in": "v"}, "1"),
 	}
 	for name, row := range map[string]struct {
 		objects []string
@@ -265,7 +266,18 @@ func TestWhatIsPromisedIsComparedWithWhatNodesOffer(t *testing.T) {
 		},
 		"one node in two flavors": {
 			[]string{flavor("x", "pool: x"), flavor("z", "size: large"), queue("p", "x", "12"), queue("q", "z", "8")},
-			[]drift.Finding{{About: "ClusterQueues", Text: "20 of nvidia.com/gpu may be admitted by all flavors together, and all nodes offer 12: some nodes have the labels of several flavors"}},
+			[]drift.Finding{{About: "ClusterQueues p; q", Text: "20 of nvidia.com/gpu may be admitted by flavors x; z together, and the 2 nodes of flavor x offer 12: some nodes have the labels of several flavors"}},
+		},
+		"one node in two flavors, beside a node in none": {
+			[]string{flavor("w", "size: large, pool: x"), flavor("z", "size: large"), queue("p", "w", "8"), queue("q", "z", "4")},
+			[]drift.Finding{
+				{About: "ClusterQueue q", Idle: true, Text: "4 of nvidia.com/gpu that the 1 node of flavor z offers can be admitted by no queue"},
+				{About: "ClusterQueues p; q", Text: "12 of nvidia.com/gpu may be admitted by flavors w; z together, and the 1 node of flavor w offers 8: some nodes have the labels of several flavors"},
+			},
+		},
+		"flavors that have some nodes in common": {
+			[]string{flavor("x", "pool: x"), flavor("w", "in: v"), queue("p", "x", "12"), queue("q", "w", "9")},
+			[]drift.Finding{{About: "ClusterQueues p; q", Text: "21 of nvidia.com/gpu may be admitted by all flavors together, and all nodes offer 13: some nodes have the labels of several flavors"}},
 		},
 		"a flavor that no node has, beside others": {
 			[]string{flavor("x", "pool: x"), flavor("z", "pool: none"), queue("p", "x", "12"), queue("q", "z", "8")},
