@@ -61,28 +61,58 @@ func Of(device string, replicas int) Class {
 	return Class{Kind: KindWhole}
 }
 
-// OfProfile is the class of a resource on nodes of a profile. Where it names no MIG strategy and leaves no GPU whole, nvidia.com/gpu is a MIG device. Rules
-// that name single GPUs leave the others whole.
+// OfProfile is the class of a resource on nodes of a profile; the zero value if they give none of it, as of whole GPUs where the profile cuts each one. Where it
+// names no MIG strategy and cuts each GPU into devices of one size, nvidia.com/gpu is a MIG device. Rules that name single GPUs leave the others whole.
 func OfProfile(p catalog.Profile, resource string) Class {
-	replicas := 1
-	if p.Sharing != nil {
-		for _, shared := range p.Sharing.Resources() {
-			if name, n := p.Sharing.Offered(shared); name == resource {
-				replicas = n
-			}
-		}
-	}
-	device := deviceOf(resource)
-	cutWhole := slices.ContainsFunc(p.MIG, func(r catalog.MIGRule) bool { return r.All }) &&
-		!slices.ContainsFunc(p.MIG, func(r catalog.MIGRule) bool { return len(r.Devices) == 0 })
-	if p.MIGStrategy == config.MIGStrategySingle || p.MIGStrategy == "" && cutWhole && device == "" {
-		for _, rule := range p.MIG {
-			for profile := range rule.Devices {
-				device = profile
-			}
-		}
+	replicas, given := replicasOf(p.Sharing, resource)
+	device, does := deviceOf(resource), cutsOf(p.MIG)
+	switch {
+	case !given || device != "" && does.all && !slices.Contains(does.devices, device):
+		return Class{}
+	case device != "":
+	case len(does.devices) > 0 && (p.MIGStrategy == config.MIGStrategySingle || p.MIGStrategy == "" && does.each && len(does.devices) == 1):
+		device = does.devices[0]
+	case does.each && strings.TrimSuffix(resource, nvml.SharedSuffix) == nvml.ResourceGPU:
+		return Class{}
 	}
 	return Of(device, replicas)
+}
+
+// replicasOf is how many pods share a device of the resource; given is false for one that is offered under another name.
+func replicasOf(sharing *catalog.Sharing, resource string) (n int, given bool) {
+	n = 1
+	if sharing == nil {
+		return n, true
+	}
+	for _, shared := range sharing.Resources() {
+		switch name, replicas := sharing.Offered(shared); resource {
+		case name:
+			n = replicas
+		case shared:
+			return 0, false
+		}
+	}
+	return n, true
+}
+
+// cuts are what rules make of GPUs.
+type cuts struct {
+	devices []string // sorted, as names of resources have them
+	all     bool     // a rule is about all GPUs
+	each    bool     // no GPU is left whole
+}
+
+func cutsOf(rules catalog.MIGConfig) (out cuts) {
+	leaves := false
+	for _, rule := range rules {
+		for device := range rule.Devices {
+			out.devices = append(out.devices, strings.ReplaceAll(device, "+", "."))
+		}
+		out.all, leaves = out.all || rule.All, leaves || len(rule.Devices) == 0
+	}
+	slices.Sort(out.devices)
+	out.devices, out.each = slices.Compact(out.devices), out.all && !leaves
+	return out
 }
 
 // OfNode is the class of a resource on a node with labels of GPU feature discovery.

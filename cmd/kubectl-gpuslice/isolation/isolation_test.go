@@ -40,7 +40,13 @@ func TestTheClassOfAProfile(t *testing.T) {
 		"MIG of all GPUs, no strategy":   {catalog.Profile{MIG: cut("2g.20gb")}, gpu, "MIG 2g.20gb"},
 		"MIG of some GPUs, no strategy":  {catalog.Profile{MIG: append(cut("2g.20gb"), catalog.MIGRule{Indices: []int{1}})}, gpu, "whole GPUs"},
 		"MIG of one GPU, no strategy":    {catalog.Profile{MIG: catalog.MIGConfig{{Indices: []int{0}, MIG: true, Devices: map[string]int{"2g.20gb": 3}}}}, gpu, "whole GPUs"},
-		"MIG, mixed by the profile":      {catalog.Profile{MIG: cut("2g.20gb"), MIGStrategy: config.MIGStrategyMixed}, gpu, "whole GPUs"},
+		"MIG, mixed by the profile":      {catalog.Profile{MIG: cut("2g.20gb"), MIGStrategy: config.MIGStrategyMixed}, gpu, ""},
+		"MIG of two sizes":               {catalog.Profile{MIG: append(cut("2g.20gb"), cut("3g.40gb")...)}, gpu, ""},
+		"MIG devices of another size":    {catalog.Profile{MIG: cut("2g.20gb")}, slice, ""},
+		"MIG devices of whole GPUs":      {catalog.Profile{MIG: catalog.MIGConfig{{All: true}}}, slice, ""},
+		"MIG devices as they are":        {catalog.Profile{}, slice, "MIG 1g.10gb"},
+		"MIG devices with a feature":     {catalog.Profile{MIG: cut("1g.10gb+me")}, slice + ".me", "MIG 1g.10gb.me"},
+		"GPUs that have another name":    {catalog.Profile{Sharing: sharing(true, gpu)}, gpu, ""},
 		"shared MIG, by strategy single": {catalog.Profile{MIG: cut("2g.20gb"), MIGStrategy: config.MIGStrategySingle, Sharing: sharing(false, gpu)}, gpu, "shared"},
 	} {
 		if got := isolation.OfProfile(row.profile, row.resource).String(); got != row.want {
