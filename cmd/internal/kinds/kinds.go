@@ -6,6 +6,8 @@
 package kinds
 
 import (
+	"slices"
+
 	corev1 "k8s.io/api/core/v1"
 	schedulingv1 "k8s.io/api/scheduling/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -82,6 +84,15 @@ type FlavorSpec struct {
 	NodeTaints   []corev1.Taint      `json:"nodeTaints,omitempty"`  // that pods must tolerate by themselves
 	Tolerations  []corev1.Toleration `json:"tolerations,omitempty"` // Kueue adds them to the pods
 	TopologyName string              `json:"topologyName,omitempty"`
+}
+
+// Tolerated is what pods of the flavor tolerate: its tolerations, and the taints that pods have to tolerate for Kueue to admit them by it.
+func (f FlavorSpec) Tolerated() []corev1.Toleration {
+	tolerations := slices.Clone(f.Tolerations)
+	for _, t := range f.NodeTaints {
+		tolerations = append(tolerations, corev1.Toleration{Key: t.Key, Operator: corev1.TolerationOpEqual, Value: t.Value, Effect: t.Effect})
+	}
+	return tolerations
 }
 
 // ClusterQueue is a budget of resources by flavor.

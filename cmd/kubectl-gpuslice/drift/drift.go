@@ -244,19 +244,10 @@ func (c *comparison) compareFlavors() {
 	}
 }
 
-// toleratedBy is what pods of a flavor tolerate.
-func toleratedBy(f kinds.FlavorSpec) []corev1.Toleration {
-	tolerations := slices.Clone(f.Tolerations)
-	for _, t := range f.NodeTaints {
-		tolerations = append(tolerations, corev1.Toleration{Key: t.Key, Operator: corev1.TolerationOpEqual, Value: t.Value, Effect: t.Effect})
-	}
-	return tolerations
-}
-
 // closing has the tolerations that pods of a flavor lack for all of its nodes; none if they come to any. A pod that Kueue admits by the flavor
 // tolerates its nodeTaints.
 func (c *comparison) closing(f kinds.FlavorSpec) (nodes int, lacking []string) {
-	tolerations := toleratedBy(f)
+	tolerations := f.Tolerated()
 	selects := selecting(f.NodeLabels)
 	lacks := map[string]bool{}
 	for _, n := range c.nodes {
@@ -287,7 +278,7 @@ func (c *comparison) compareClasses() {
 		if at < 0 {
 			return nil
 		}
-		tolerations := toleratedBy(c.flavors[at].Spec)
+		tolerations := c.flavors[at].Spec.Tolerated()
 		selector := labels.SelectorFromSet(c.flavors[at].Spec.NodeLabels) // with the state of their change: it keeps pods off
 		for _, n := range c.nodes {
 			if _, offers := n.offers[corev1.ResourceName(resource)]; !offers || !selector.Matches(labels.Set(n.labels)) || len(taints.KeepingOut(n.taints, tolerations, c.known.Startup)) > 0 {

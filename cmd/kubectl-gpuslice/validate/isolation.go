@@ -4,11 +4,14 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"maps"
 	"reflect"
+	"slices"
 
 	"github.com/gpuslice/gpuslice/cmd/internal/kinds"
 	"github.com/gpuslice/gpuslice/cmd/internal/manifest"
 	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/isolation"
+	"github.com/gpuslice/gpuslice/cmd/kubectl-gpuslice/taints"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/config/catalog"
 	"github.com/gpuslice/gpuslice/config/deviceplugin"
@@ -23,7 +26,7 @@ type queuedClasses struct {
 	profiles map[string]catalog.Profile
 	configs  map[string]catalog.MIGConfig
 	plugin   map[string]catalog.PluginConfig
-	labels   map[string]map[string]string // of nodes, by flavor
+	flavors  map[string]kinds.FlavorSpec
 	queues   []placedQueue
 	objects  map[string]placedObject // by kind, namespace and name
 	twice    []placedObject
@@ -81,7 +84,7 @@ func (q *queuedClasses) note(p manifest.Piece) {
 	case kind == kinds.KindResourceFlavor:
 		var f kinds.ResourceFlavor
 		if document.ManifestInto(p.Text, &f) == nil {
-			q.labels = added(q.labels, map[string]map[string]string{f.Name: f.Spec.NodeLabels})
+			q.flavors = added(q.flavors, map[string]kinds.FlavorSpec{f.Name: f.Spec})
 		}
 	case kind == kinds.KindClusterQueue:
 		var of kinds.ClusterQueue
@@ -105,7 +108,7 @@ func added[T any](to, more map[string]T) map[string]T {
 }
 
 func (q *queuedClasses) classes(flavor, resource string) []isolation.Class {
-	labels := q.labels[flavor]
+	labels := q.flavors[flavor].NodeLabels
 	if known := isolation.OfNode(labels, resource); known != (isolation.Class{}) {
 		return []isolation.Class{known}
 	}
@@ -124,9 +127,28 @@ func (q *queuedClasses) classes(flavor, resource string) []isolation.Class {
 	}
 	class := isolation.OfProfile(profile, resource)
 	if !known && class.Kind != isolation.KindShared {
-		return nil
+		return q.published(flavor, resource)
 	}
 	return []isolation.Class{class}
+}
+
+// published are the classes of the profiles whose nodes a flavor selects for sure, by labels that they publish or by none. Taints that they publish keep its
+// pods off.
+func (q *queuedClasses) published(flavor, resource string) (classes []isolation.Class) {
+	spec, there := q.flavors[flavor]
+	if !there {
+		return nil
+	}
+	labels := maps.Clone(spec.NodeLabels)
+	delete(labels, config.LabelMIGConfigState) // which each node of a profile has at last
+	for _, name := range slices.Sorted(maps.Keys(q.profiles)) {
+		p := q.profiles[name]
+		selected := !slices.ContainsFunc(slices.Collect(maps.Keys(labels)), func(key string) bool { return p.Labels[key] != labels[key] || p.Labels[key] == "" })
+		if class := isolation.OfProfile(p, resource); selected && len(taints.Closing(p.Taints, spec.Tolerated())) == 0 && !slices.Contains(classes, class) {
+			classes = append(classes, class)
+		}
+	}
+	return classes
 }
 
 func (q *queuedClasses) check(v *fileCheck) {
