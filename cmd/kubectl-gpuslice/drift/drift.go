@@ -113,6 +113,7 @@ type node struct {
 	labels map[string]string
 	taints []corev1.Taint
 	offers corev1.ResourceList
+	closed bool // the agent keeps pods off while it changes the node
 }
 
 func (c *comparison) readNodes(ctx context.Context, client kube.Interface) error {
@@ -129,7 +130,7 @@ func (c *comparison) readNodes(ctx context.Context, client kube.Interface) error
 					offers[name] = quantity
 				}
 			}
-			c.nodes = append(c.nodes, node{name: n.Name, labels: n.Labels, taints: n.Spec.Taints, offers: offers})
+			c.nodes = append(c.nodes, node{name: n.Name, labels: n.Labels, taints: n.Spec.Taints, offers: offers, closed: isChanging(n)})
 			if isChanging(n) {
 				c.Changing = append(c.Changing, n.Name)
 			}
@@ -270,7 +271,8 @@ func (c *comparison) closing(f kinds.FlavorSpec) (nodes int, lacking []string) {
 const longestLabel = 150
 
 // compareClasses finds queues with nodes of several classes of isolation. Labels of GPU feature discovery say how a node is now, whatever its other labels
-// request. A node without them has no known class. Nodes with taints that a flavor does not tolerate are not the flavor's.
+// request. A node without them has no known class. Nodes with taints that a flavor does not tolerate are not the flavor's, and those that are being changed
+// are not yet.
 func (c *comparison) compareClasses() {
 	var shared []string // nodes, each with the label that says so
 	classes := func(flavor, resource string) (out []isolation.Class) {
@@ -281,7 +283,9 @@ func (c *comparison) compareClasses() {
 		tolerations := c.flavors[at].Spec.Tolerated()
 		selector := labels.SelectorFromSet(c.flavors[at].Spec.NodeLabels) // with the state of their change: it keeps pods off
 		for _, n := range c.nodes {
-			if _, offers := n.offers[corev1.ResourceName(resource)]; !offers || !selector.Matches(labels.Set(n.labels)) || len(taints.KeepingOut(n.taints, tolerations, c.known.Startup)) > 0 {
+			_, offers := n.offers[corev1.ResourceName(resource)]
+			selected := selector.Matches(labels.Set(n.labels)) && len(taints.KeepingOut(n.taints, tolerations, c.known.Startup)) == 0
+			if !offers || n.closed || !selected {
 				continue
 			}
 			if by := isolation.SharedBy(n.labels, resource); by != "" {

@@ -137,6 +137,8 @@ func TestAQueueWithNodesOfSeveralClassesIsFoundOut(t *testing.T) {
 	shared, isolated := node("shared", labels("research", "", "-SHARED", "time-slicing"), "24"), node("isolated", labels("critical", "", "-MIG-2g.20gb", "none"), "24")
 	tainted := shared.DeepCopy()
 	tainted.Spec.Taints = []corev1.Taint{{Key: "team", Value: "a", Effect: corev1.TaintEffectNoSchedule}}
+	fenced := node("fenced", labels("critical", "", "-SHARED", "time-slicing"), "24")
+	fenced.Spec.Taints = []corev1.Taint{{Key: "gpuslice.io/repartitioning", Effect: corev1.TaintEffectNoSchedule}}
 	undone := node("undone", labels("critical", "nvidia.com/mig.config.state=failed", "-SHARED", "time-slicing"), "24")
 	of := func(flavors ...string) string {
 		var all []string
@@ -160,6 +162,9 @@ func TestAQueueWithNodesOfSeveralClassesIsFoundOut(t *testing.T) {
 			[]runtime.Object{tainted, isolated},
 			[]string{flavor("r", "gpuslice.io/profile: research"), flavor("c", "gpuslice.io/profile: critical"), of("r", "c")},
 			"",
+		},
+		"a node that is being changed, behind its fence": {
+			[]runtime.Object{fenced, isolated}, []string{flavor("c", "gpuslice.io/profile: critical"), of("c")}, "",
 		},
 		"a queue of each": {
 			[]runtime.Object{shared, isolated},
