@@ -20,6 +20,8 @@ import (
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/util/cert"
 	"sigs.k8s.io/yaml"
 
@@ -34,7 +36,7 @@ const kueueConfig = `apiVersion: config.kueue.x-k8s.io/v1beta2
 kind: Configuration
 namespace: kueue-system
 health: {healthProbeBindAddress: %[1]q}
-metrics: {bindAddress: "0"}
+metrics: {bindAddress: %[4]q, enableClusterQueueResources: true}
 webhook: {host: 127.0.0.1, port: %[2]d, certDir: %[3]q}
 leaderElection: {leaderElect: false}
 internalCertManagement: {enable: false}
@@ -43,8 +45,14 @@ clientConnection: {qps: 300, burst: 500}
 integrations: {frameworks: [batch/job]}
 `
 
-// startKueue installs Kueue's kinds and webhooks, and runs its manager. The channel is closed once that has ended.
-func startKueue(t *testing.T, c *cluster.Cluster) (ended <-chan struct{}) {
+// kueueManager is Kueue's manager as it runs.
+type kueueManager struct {
+	ended   <-chan struct{} // closed once it has
+	metrics rest.Interface  // by which Prometheus asks for them
+}
+
+// startKueue installs Kueue's kinds and webhooks, and runs its manager.
+func startKueue(t *testing.T, c *cluster.Cluster) (m kueueManager) {
 	t.Helper()
 	programs, err := binaries.Builder{Log: os.Stderr}.Kueue(t.Context())
 	if err != nil {
@@ -66,22 +74,36 @@ func startKueue(t *testing.T, c *cluster.Cluster) (ended <-chan struct{}) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ports := freePorts(t, 2)
-	health, webhooks := fmt.Sprintf("127.0.0.1:%d", ports[0]), fmt.Sprintf("127.0.0.1:%d", ports[1])
+	ports := freePorts(t, 3)
+	health, webhooks, metrics := fmt.Sprintf("127.0.0.1:%d", ports[0]), fmt.Sprintf("127.0.0.1:%d", ports[1]), fmt.Sprintf("127.0.0.1:%d", ports[2])
 	config := filepath.Join(dir, "config.yaml")
 	for file, text := range map[string][]byte{
-		filepath.Join(dir, "tls.crt"): pem, filepath.Join(dir, "tls.key"): key, config: fmt.Appendf(nil, kueueConfig, health, ports[1], dir),
+		filepath.Join(dir, "tls.crt"): pem, filepath.Join(dir, "tls.key"): key, config: fmt.Appendf(nil, kueueConfig, health, ports[1], dir, metrics),
 	} {
 		if err := os.WriteFile(file, text, 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
-	// It looks for a certificate of its metrics at this path, whether it serves them or not.
-	ended = startManager(t, "Kueue", health, sandbox.Command(t.Context(), common.parts.Sandbox,
+	// Whoever asks for metrics needs a token, and the right that the account of the component for Prometheus has.
+	if err := c.Apply(t.Context(), filepath.Join("..", "..", "deploy", "components", "prometheus", "rbac.yaml")); err != nil {
+		t.Fatal(err)
+	}
+	reader, err := c.ServiceAccountConfig(t.Context(), "gpuslice", "gpuslice-metrics")
+	if err != nil {
+		t.Fatal(err)
+	}
+	reader.Host, reader.CAData = "https://"+metrics, pem
+	client, err := kubernetes.NewForConfig(reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.metrics = client.CoreV1().RESTClient()
+	// It looks for a certificate of its metrics at this path.
+	m.ended = startManager(t, "Kueue", health, sandbox.Command(t.Context(), common.parts.Sandbox,
 		sandbox.Options{Mounts: []sandbox.Mount{{Source: dir, Target: "/etc/kueue/metrics/certs"}}, Env: []string{"KUBECONFIG=" + c.AdminKubeconfig()}},
 		filepath.Join(programs, "kueue"), "--config", config))
 	installWebhooks(t, c, filepath.Join(manifests, "webhook", "manifests.yaml"), "https://"+webhooks, pem)
-	return ended
+	return m
 }
 
 // startManager runs a program with controllers until the test ends, and waits until it is ready. health is where it says so. The channel is closed once the

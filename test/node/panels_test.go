@@ -86,10 +86,10 @@ type scrapes []string
 
 func (s *scrapes) add(text string) { *s = append(*s, text) }
 
-// series are the scrapes as the input of promtool, with the labels that the PodMonitor adds.
-func (s scrapes) series(t *testing.T) map[string][]string {
+// series are those of the scrapes that begin so, and whether the target is up, as the input of promtool, with the labels of the target.
+func (s scrapes) series(t *testing.T, prefix string, target model.Metric) (out []monitoring.Series) {
 	t.Helper()
-	out := map[string][]string{}
+	values := map[string][]string{}
 	for minute, text := range s {
 		parser := expfmt.NewTextParser(model.LegacyValidation)
 		families, err := parser.TextToMetricFamilies(strings.NewReader(text))
@@ -103,10 +103,10 @@ func (s scrapes) series(t *testing.T) map[string][]string {
 		samples = append(samples, &model.Sample{Metric: model.Metric{model.MetricNameLabel: "up"}, Value: 1})
 		for _, sample := range samples {
 			name := string(sample.Metric[model.MetricNameLabel])
-			if value := float64(sample.Value); math.IsNaN(value) || math.IsInf(value, 0) || name != "up" && !strings.HasPrefix(name, "gpuslice_") {
+			if value := float64(sample.Value); math.IsNaN(value) || math.IsInf(value, 0) || name != "up" && !strings.HasPrefix(name, prefix) {
 				continue
 			}
-			m := model.Metric{"job": "gpuslice/gpuslice-agent", "node": "node-1", "pod": "gpuslice-agent-x", "namespace": "gpuslice"}
+			m := target.Clone()
 			for name, value := range sample.Metric {
 				if _, taken := m[name]; taken {
 					name = "exported_" + name
@@ -114,11 +114,14 @@ func (s scrapes) series(t *testing.T) map[string][]string {
 				m[name] = value
 			}
 			key := m.String()
-			for len(out[key]) < minute {
-				out[key] = append(out[key], "_")
+			for len(values[key]) < minute {
+				values[key] = append(values[key], "_")
 			}
-			out[key] = append(out[key], fmt.Sprint(float64(sample.Value)))
+			values[key] = append(values[key], fmt.Sprint(float64(sample.Value)))
 		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(values)) {
+		out = append(out, monitoring.Series{Series: name, Values: strings.Join(values[name], " ")})
 	}
 	return out
 }
@@ -126,39 +129,48 @@ func (s scrapes) series(t *testing.T) map[string][]string {
 // judged has Prometheus evaluate each query of the dashboards, and look for what each alert asks for.
 func (s scrapes) judged(t *testing.T) {
 	t.Helper()
-	input := monitoring.PendingPod()
-	reported := s.series(t)
+	reported := s.series(t, "gpuslice_", model.Metric{"job": "gpuslice/gpuslice-agent", "node": "node-1", "pod": "gpuslice-agent-x", "namespace": "gpuslice"})
+	input := append(monitoring.PendingPod(), reported...)
 	for _, model := range models(reported) {
 		input = append(input, monitoring.Series{Series: fmt.Sprintf("gpuslice:gpu_price:per_hour{currency=\"USD\",model=%q}", model), Values: fmt.Sprintf("2x%d", len(s))})
 	}
-	for _, name := range slices.Sorted(maps.Keys(reported)) {
-		input = append(input, monitoring.Series{Series: name, Values: strings.Join(reported[name], " ")})
-	}
-	var checks []monitoring.Check
-	found := func(expression string) {
-		expression = strings.NewReplacer("$__rate_interval", "3m", "$node", "node-1").Replace(expression)
-		checks = append(checks, monitoring.Check{
-			Expr: fmt.Sprintf("clamp(count(last_over_time((%s)[30m:1m])), 1, 1)", expression), At: fmt.Sprintf("%dm", len(s)),
-			Expected: []monitoring.Sample{{Labels: "{}", Value: 1}},
-		})
-	}
 	component := monitoring.Of("../..")
+	shown(t, component, input, len(s), slices.AppendSeq(alerted(t, component), maps.Values(panels(t, component, ""))))
+}
+
+// panels are the queries of the dashboards that ask for metrics of this name, as "FILE: TITLE, A".
+func panels(t *testing.T, component monitoring.Component, metric string) map[string]string {
+	t.Helper()
 	boards, err := component.Dashboards()
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, board := range boards {
+	out := map[string]string{}
+	for file, board := range boards {
 		for _, panel := range board.Panels {
 			for _, target := range panel.Targets {
-				found(target.Expr)
+				if strings.Contains(target.Expr, metric) {
+					out[fmt.Sprintf("%s: %s, %s", file, panel.Title, target.RefID)] = target.Expr
+				}
 			}
 		}
 	}
-	if len(checks) < 30 {
-		t.Fatalf("the dashboards have %d queries", len(checks))
+	if len(out) < 10 {
+		t.Fatalf("the dashboards have %d queries of %s", len(out), metric)
 	}
-	for _, selector := range alerted(t, component) {
-		found(selector)
+	return out
+}
+
+// shown has Prometheus evaluate each of the expressions in all these minutes. Each has to give something in one of them.
+func shown(t *testing.T, component monitoring.Component, input []monitoring.Series, minutes int, expressions []string) {
+	t.Helper()
+	var checks []monitoring.Check
+	for _, expression := range expressions {
+		expression = strings.NewReplacer("$__rate_interval", "3m", "$node", "node-1").Replace(expression)
+		checks = append(checks, monitoring.Check{
+			Expr: fmt.Sprintf("clamp(count(last_over_time((%s)[%dm:1m])), 1, 1)", expression, minutes+1), At: fmt.Sprintf("%dm", minutes),
+			Expected: []monitoring.Sample{{Labels: "{}", Value: 1}},
+		})
 	}
 	rules, err := component.Rules()
 	if err != nil {
@@ -170,10 +182,10 @@ func (s scrapes) judged(t *testing.T) {
 }
 
 // models are those of the GPUs that are reported.
-func models(reported map[string][]string) (out []string) {
+func models(reported []monitoring.Series) (out []string) {
 	of := regexp.MustCompile(`^gpuslice_gpu_share.*model="([^"]+)"`)
-	for name := range reported {
-		if found := of.FindStringSubmatch(name); found != nil {
+	for _, one := range reported {
+		if found := of.FindStringSubmatch(one.Series); found != nil {
 			out = append(out, found[1])
 		}
 	}

@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/common/model"
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -31,6 +32,7 @@ import (
 	"github.com/gpuslice/gpuslice/test/binaries"
 	"github.com/gpuslice/gpuslice/test/cluster"
 	"github.com/gpuslice/gpuslice/test/cluster/clustertest"
+	"github.com/gpuslice/gpuslice/test/monitoring"
 )
 
 // barePools are beside those of deploy/examples/configmap-pools.yaml. Their nodes get neither labels nor taints by which pods could be kept apart.
@@ -62,8 +64,9 @@ type queueDay struct {
 	plugin    string // kubectl-gpuslice
 	catalog   string // file with the profiles
 	namespace string
-	nodes     map[string]*rig   // by the pool that they begin in
-	kueue     <-chan struct{}   // closed once its manager has ended
+	nodes     map[string]*rig // by the pool that they begin in
+	kueue     kueueManager
+	scrapes   scrapes           // of its metrics, one for each line about what became of a workload
 	queues    map[string]string // by Job
 	rows      []string
 	classes   map[string]*classDay
@@ -142,6 +145,7 @@ func TestQueuesKeepWorkloadsInTheirClass(t *testing.T) {
 	d.relabelled(22)
 	d.neverMixed()
 	d.mixedByHand(24)
+	d.onPanels()
 }
 
 func newQueueDay(t *testing.T) *queueDay {
@@ -321,6 +325,12 @@ func (d *queueDay) end(hour int, name string) {
 }
 
 func (d *queueDay) became(name, format string, args ...any) {
+	d.t.Helper()
+	text, err := d.kueue.metrics.Get().AbsPath("/metrics").DoRaw(d.t.Context())
+	if err != nil {
+		d.t.Fatalf("scraping Kueue's metrics: %v", err)
+	}
+	d.scrapes.add(string(text))
 	d.rows = append(d.rows, fmt.Sprintf("      %-15s %49s  %s", name, "", fmt.Sprintf(format, args...)))
 }
 
@@ -330,7 +340,7 @@ func (d *queueDay) await(name, what string, done func(context.Context) (bool, er
 	var last error
 	err := wait.PollUntilContextTimeout(d.t.Context(), 100*time.Millisecond, patience, true, func(ctx context.Context) (ok bool, err error) {
 		select {
-		case <-d.kueue:
+		case <-d.kueue.ended:
 			return false, errors.New("the manager of Kueue has ended")
 		default:
 			ok, last = done(ctx)
@@ -591,4 +601,20 @@ kind: LocalQueue
 metadata: {name: gpus, namespace: %[1]s}
 spec: {clusterQueue: gpus}
 `, d.namespace, resources, quotas))
+}
+
+// onPanels puts the day before the panels of Kueue. Each shows something of it, and the counts of workloads have been right at 16:00, when most wait. Each
+// metric of Kueue that the dashboards ask for has all the labels that are known of it.
+func (d *queueDay) onPanels() {
+	d.t.Helper()
+	component := monitoring.Of("../..")
+	queries := panels(d.t, component, "kueue_")
+	expressions := append(slices.Collect(maps.Values(queries)), fmt.Sprintf(
+		"(%s) == 8 and (%s) == 6", queries["gpuslice-demand.json: Workloads pending, A"], queries["gpuslice-demand.json: Workloads admitted, A"],
+	))
+	for metric, labels := range monitoring.Kueue() {
+		expressions = append(expressions, metric+"{"+strings.Join(labels, `!="",`)+`!=""}`)
+	}
+	target := model.Metric{"job": "kueue-controller-manager-metrics-service", "namespace": "kueue-system", "pod": "kueue-0", "instance": "kueue-0:8443"}
+	shown(d.t, component, d.scrapes.series(d.t, "kueue_", target), len(d.scrapes), expressions)
 }
