@@ -210,6 +210,25 @@ type NodeScheduling struct {
 	Tolerations  []corev1.Toleration `json:"tolerations,omitempty"`
 }
 
+// AsQueue is a ClusterQueue of one flavor that gives pods what the profile does; false for a profile that is off, or of which a queue admits the workloads.
+func (p HardwareProfile) AsQueue() (as ClusterQueue, flavor FlavorSpec, is bool) {
+	s := p.Spec.Scheduling
+	if p.Annotations[AnnotationDisabled] == "true" || s != nil && s.Kueue != nil {
+		return as, flavor, false
+	}
+	if s != nil && s.Node != nil {
+		flavor = FlavorSpec{NodeLabels: s.Node.NodeSelector, Tolerations: s.Node.Tolerations}
+	}
+	group, gives := ResourceGroup{}, FlavorQuotas{Name: p.Name}
+	for _, id := range p.Spec.Identifiers {
+		group.CoveredResources = append(group.CoveredResources, id.Identifier)
+		gives.Resources = append(gives.Resources, ResourceShare{Name: id.Identifier, NominalQuota: *resource.NewQuantity(1, resource.DecimalSI)})
+	}
+	group.Flavors = []FlavorQuotas{gives}
+	as.Spec.ResourceGroups = []ResourceGroup{group}
+	return as, flavor, true
+}
+
 type (
 	resourceQuota = corev1.ResourceQuota
 	priorityClass = schedulingv1.PriorityClass

@@ -270,18 +270,35 @@ func (c *comparison) closing(f kinds.FlavorSpec) (nodes int, lacking []string) {
 // longestLabel bounds a label in a message, in characters.
 const longestLabel = 150
 
-// compareClasses finds queues with nodes of several classes of isolation. Labels of GPU feature discovery say how a node is now, whatever its other labels
-// request. A node without them has no known class. Nodes with taints that a flavor does not tolerate are not the flavor's, and those that are being changed
-// are not yet.
+// compareClasses finds queues, and hardware profiles that select nodes, with nodes of several classes of isolation.
 func (c *comparison) compareClasses() {
+	for _, q := range c.queues {
+		c.compareClass("ClusterQueue "+q.Name, q, func(flavor string) *kinds.FlavorSpec {
+			at := slices.IndexFunc(c.flavors, func(f kinds.ResourceFlavor) bool { return f.Name == flavor })
+			if at < 0 {
+				return nil
+			}
+			return &c.flavors[at].Spec
+		})
+	}
+	for _, p := range c.profiles {
+		if as, selects, is := p.AsQueue(); is {
+			c.compareClass(profileName(p), as, func(string) *kinds.FlavorSpec { return &selects })
+		}
+	}
+}
+
+// compareClass goes by the nodes that each flavor selects. Labels of GPU feature discovery say how a node is now, whatever its other labels request. A node
+// without them has no known class. Nodes with taints that a flavor does not tolerate are not the flavor's, and those that are being changed are not yet.
+func (c *comparison) compareClass(about string, q kinds.ClusterQueue, flavors func(name string) *kinds.FlavorSpec) {
 	var shared []string // nodes, each with the label that says so
-	classes := func(flavor, resource string) (out []isolation.Class) {
-		at := slices.IndexFunc(c.flavors, func(f kinds.ResourceFlavor) bool { return f.Name == flavor })
-		if at < 0 {
+	for _, text := range isolation.Mixed(q, func(flavor, resource string) (out []isolation.Class) {
+		spec := flavors(flavor)
+		if spec == nil {
 			return nil
 		}
-		tolerations := c.flavors[at].Spec.Tolerated()
-		selector := labels.SelectorFromSet(c.flavors[at].Spec.NodeLabels) // with the state of their change: it keeps pods off
+		tolerations := spec.Tolerated()
+		selector := labels.SelectorFromSet(spec.NodeLabels) // with the state of their change: it keeps pods off
 		for _, n := range c.nodes {
 			_, offers := n.offers[corev1.ResourceName(resource)]
 			selected := selector.Matches(labels.Set(n.labels)) && len(taints.KeepingOut(n.taints, tolerations, c.known.Startup)) == 0
@@ -296,16 +313,12 @@ func (c *comparison) compareClasses() {
 			}
 		}
 		return out
-	}
-	for _, q := range c.queues {
-		shared = nil
-		for _, text := range isolation.Mixed(q, classes) {
-			if len(shared) > 0 {
-				slices.Sort(shared)
-				text += "; these nodes share: " + sanitize.Listed(slices.Compact(shared))
-			}
-			c.Findings = append(c.Findings, Finding{About: "ClusterQueue " + q.Name, Text: text, Mixed: true})
+	}) {
+		if len(shared) > 0 {
+			slices.Sort(shared)
+			text += "; these nodes share: " + sanitize.Listed(slices.Compact(shared))
 		}
+		c.Findings = append(c.Findings, Finding{About: about, Text: text, Mixed: true})
 	}
 }
 

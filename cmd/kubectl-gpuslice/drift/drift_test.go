@@ -163,6 +163,20 @@ func TestAQueueWithNodesOfSeveralClassesIsFoundOut(t *testing.T) {
 			[]string{flavor("r", "gpuslice.io/profile: research"), flavor("c", "gpuslice.io/profile: critical"), of("r", "c")},
 			"",
 		},
+		"a hardware profile of any node": {
+			[]runtime.Object{shared, isolated},
+			[]string{profile("minCount: 1, defaultCount: 1", "")},
+			strings.Replace(two, "%", "p", 1) + "p: a pod that is to have one may get the other; the labels of p select nodes of several classes: ",
+		},
+		"a hardware profile of a pool": {
+			[]runtime.Object{shared, isolated}, []string{profile("minCount: 1, defaultCount: 1", ", scheduling: {type: Node, node: {nodeSelector: {gpuslice.io/profile: critical}}}")}, "",
+		},
+		"a hardware profile that does not tolerate the taint of the others": {
+			[]runtime.Object{tainted, isolated}, []string{profile("minCount: 1, defaultCount: 1", ", scheduling: {type: Node, node: {tolerations: []}}")}, "",
+		},
+		"a hardware profile of a queue": {
+			[]runtime.Object{shared, isolated}, []string{profile("minCount: 1, defaultCount: 1", ", scheduling: {type: Queue, kueue: {localQueueName: l}}")}, "",
+		},
 		"a node that is being changed, behind its fence": {
 			[]runtime.Object{fenced, isolated}, []string{flavor("c", "gpuslice.io/profile: critical"), of("c")}, "",
 		},
@@ -214,7 +228,7 @@ func TestAQueueWithNodesOfSeveralClassesIsFoundOut(t *testing.T) {
 					got = append(got, f.About+": "+f.Text)
 				}
 			}
-			if text := strings.Join(got, "\n"); row.want == "" && text != "" || row.want != "" && !strings.HasPrefix(text, "ClusterQueue gpus: "+row.want) {
+			if text := strings.Join(got, "\n"); row.want == "" && text != "" || row.want != "" && !strings.HasPrefix(strings.NewReplacer("ClusterQueue gpus: ", "", "HardwareProfile b/p: ", "").Replace(text), row.want) {
 				t.Errorf("%s in %s: mixed are %q, want %q", name, version, text, row.want)
 			}
 		}

@@ -45,7 +45,7 @@ func againstCluster(ctx context.Context, o *cluster.Options, of cluster.AgentSet
 	return printDrift(out, report)
 }
 
-// printDrift prints what differs. The error says how many promises cannot be kept, and how many queues mix classes.
+// printDrift prints what differs. The error says how many promises cannot be kept, and how many queues and hardware profiles mix classes.
 func printDrift(out *cli.Printer, r drift.Report) error {
 	var read []string
 	for _, kind := range slices.Sorted(maps.Keys(r.Read)) {
@@ -92,7 +92,7 @@ func printDrift(out *cli.Printer, r drift.Report) error {
 		wrong = append(wrong, "the cluster promises GPUs that its nodes do not offer, "+times(broken))
 	}
 	if mixed > 0 {
-		wrong = append(wrong, "queues mix classes of isolation, "+times(mixed))
+		wrong = append(wrong, "queues or hardware profiles mix classes of isolation, "+times(mixed))
 	}
 	if len(wrong) > 0 {
 		return fmt.Errorf("%s: see above, and kubectl gpuslice render", strings.Join(wrong, "; "))

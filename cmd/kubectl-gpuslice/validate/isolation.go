@@ -28,6 +28,7 @@ type queuedClasses struct {
 	plugin   map[string]catalog.PluginConfig
 	flavors  map[string]kinds.FlavorSpec
 	queues   []placedQueue
+	hardware []placedProfile
 	objects  map[string]placedObject // by kind, namespace and name
 	twice    []placedObject
 }
@@ -64,11 +65,17 @@ type placedQueue struct {
 	queue kinds.ClusterQueue
 }
 
+// placedProfile is a HardwareProfile, and where it is written.
+type placedProfile struct {
+	at      string
+	profile kinds.HardwareProfile
+}
+
 func (q *queuedClasses) note(p manifest.Piece) {
 	if p.Format == manifest.Object {
 		q.noteObject(p)
 	}
-	switch kind, _ := p.Top["kind"].(string); {
+	switch {
 	case p.Format == manifest.Profiles:
 		if profiles, err := catalog.ParseProfiles(p.Text); err == nil {
 			q.profiles = added(q.profiles, profiles)
@@ -81,15 +88,28 @@ func (q *queuedClasses) note(p manifest.Piece) {
 		if plugin, err := deviceplugin.Parse(p.Text); err == nil {
 			q.plugin = added(q.plugin, map[string]catalog.PluginConfig{p.Key: plugin})
 		}
-	case kind == kinds.KindResourceFlavor:
+	default:
+		q.noteKind(p)
+	}
+}
+
+// noteKind notes what gives pods GPUs.
+func (q *queuedClasses) noteKind(p manifest.Piece) {
+	switch kind, _ := p.Top["kind"].(string); kind {
+	case kinds.KindResourceFlavor:
 		var f kinds.ResourceFlavor
 		if document.ManifestInto(p.Text, &f) == nil {
 			q.flavors = added(q.flavors, map[string]kinds.FlavorSpec{f.Name: f.Spec})
 		}
-	case kind == kinds.KindClusterQueue:
+	case kinds.KindClusterQueue:
 		var of kinds.ClusterQueue
 		if document.ManifestInto(p.Text, &of) == nil && len(q.queues) < maxFlavors {
 			q.queues = append(q.queues, placedQueue{p.At, of})
+		}
+	case kinds.KindHardwareProfile:
+		var of kinds.HardwareProfile
+		if document.ManifestInto(p.Text, &of) == nil && len(q.hardware) < maxFlavors {
+			q.hardware = append(q.hardware, placedProfile{p.At, of})
 		}
 	}
 }
@@ -108,7 +128,15 @@ func added[T any](to, more map[string]T) map[string]T {
 }
 
 func (q *queuedClasses) classes(flavor, resource string) []isolation.Class {
-	labels := q.flavors[flavor].NodeLabels
+	spec, there := q.flavors[flavor]
+	if !there {
+		return nil
+	}
+	return q.classesOf(spec, resource)
+}
+
+func (q *queuedClasses) classesOf(flavor kinds.FlavorSpec, resource string) []isolation.Class {
+	labels := flavor.NodeLabels
 	if known := isolation.OfNode(labels, resource); known != (isolation.Class{}) {
 		return []isolation.Class{known}
 	}
@@ -134,17 +162,13 @@ func (q *queuedClasses) classes(flavor, resource string) []isolation.Class {
 
 // published are the classes of the profiles whose nodes a flavor selects for sure, by labels that they publish or by none. Taints that they publish keep its
 // pods off.
-func (q *queuedClasses) published(flavor, resource string) (classes []isolation.Class) {
-	spec, there := q.flavors[flavor]
-	if !there {
-		return nil
-	}
-	labels := maps.Clone(spec.NodeLabels)
+func (q *queuedClasses) published(flavor kinds.FlavorSpec, resource string) (classes []isolation.Class) {
+	labels := maps.Clone(flavor.NodeLabels)
 	delete(labels, config.LabelMIGConfigState) // which each node of a profile has at last
 	for _, name := range slices.Sorted(maps.Keys(q.profiles)) {
 		p := q.profiles[name]
 		selected := !slices.ContainsFunc(slices.Collect(maps.Keys(labels)), func(key string) bool { return p.Labels[key] != labels[key] || p.Labels[key] == "" })
-		if class := isolation.OfProfile(p, resource); selected && len(taints.Closing(p.Taints, spec.Tolerated())) == 0 && !slices.Contains(classes, class) {
+		if class := isolation.OfProfile(p, resource); selected && len(taints.Closing(p.Taints, flavor.Tolerated())) == 0 && !slices.Contains(classes, class) {
 			classes = append(classes, class)
 		}
 	}
@@ -158,12 +182,23 @@ func (q *queuedClasses) check(v *fileCheck) {
 			sanitize.Cut(of.other, manifest.LongestName)))
 	}
 	for _, of := range q.queues {
-		var wrong []error
-		for _, text := range isolation.Mixed(of.queue, q.classes) {
-			wrong = append(wrong, fmt.Errorf("spec.resourceGroups: %s", text))
+		v.mixed(of.at+", ClusterQueue "+sanitize.Cut(of.queue.Name, manifest.LongestName), "spec.resourceGroups", isolation.Mixed(of.queue, q.classes))
+	}
+	for _, of := range q.hardware {
+		if as, selects, is := of.profile.AsQueue(); is {
+			v.mixed(of.at+", HardwareProfile "+sanitize.Cut(of.profile.Name, manifest.LongestName), "spec.scheduling",
+				isolation.Mixed(as, func(_, resource string) []isolation.Class { return q.classesOf(selects, resource) }))
 		}
-		if len(wrong) > 0 {
-			v.report(of.at+", ClusterQueue "+sanitize.Cut(of.queue.Name, manifest.LongestName), "", errors.Join(wrong...))
-		}
+	}
+}
+
+// mixed reports what an object gives of several classes.
+func (v *fileCheck) mixed(at, field string, texts []string) {
+	var wrong []error
+	for _, text := range texts {
+		wrong = append(wrong, fmt.Errorf("%s: %s", field, text))
+	}
+	if len(wrong) > 0 {
+		v.report(at, "", errors.Join(wrong...))
 	}
 }

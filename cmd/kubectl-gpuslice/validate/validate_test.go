@@ -325,7 +325,7 @@ func TestValidateKeepsNoDocumentInMemory(t *testing.T) {
 func TestWhatIsSaidOfFindings(t *testing.T) {
 	t.Parallel()
 	idle, broken, mixed := drift.Finding{About: "a", Text: "x", Idle: true}, drift.Finding{About: "b", Text: "y"}, drift.Finding{About: "c", Text: "z", Mixed: true}
-	const promises, mixes, see = "the cluster promises GPUs that its nodes do not offer, ", "queues mix classes of isolation, ", ": see above, and kubectl gpuslice render"
+	const promises, mixes, see = "the cluster promises GPUs that its nodes do not offer, ", "queues or hardware profiles mix classes of isolation, ", ": see above, and kubectl gpuslice render"
 	for name, row := range map[string]struct {
 		found     []drift.Finding
 		said, err string
