@@ -276,6 +276,7 @@ func TestForeignKeysAreLeftAlone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, h100)
 		taint := corev1.Taint{Key: "nvidia.com/gpu", Effect: corev1.TaintEffectNoExecute}
+		w.tolerations = []corev1.Toleration{{Key: taint.Key, Operator: corev1.TolerationOpExists}}
 		condition := corev1.NodeCondition{Type: "GpuXidWatch", Status: corev1.ConditionFalse, Reason: "Fine"}
 		w.edit(func(n *corev1.Node) {
 			n.Labels = map[string]string{"team": "a"}

@@ -52,7 +52,7 @@ func TestANodeWithoutADevicePluginSaysSo(t *testing.T) {
 				if state := stateOf(w.node()); w.hasJournal() || state == config.StateFailed {
 					t.Errorf("a change has begun (%t), or the state is %q: the device plugin of a new node is on its way", w.hasJournal(), state)
 				}
-				w.noPlugin = false
+				w.noPlugin, w.tolerations = false, []corev1.Toleration{{Key: "restricted", Operator: corev1.TolerationOpExists}}
 				w.settle(config.ReasonConverged, config.ReasonNotRequested)
 			})
 		})
@@ -140,6 +140,32 @@ func TestPromise1APluginThatTheAgentDoesNotKnowDisturbsNothing(t *testing.T) {
 			})
 		})
 	}
+}
+
+// Administrators taint nodes that have a device plugin already: it runs on, and does not start again after the change.
+func TestPromise1ATaintThatThePluginDoesNotTolerateDisturbsNothing(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		w.turn()
+		w.pod("train", w.devices()["nvidia.com/gpu"][0])
+		before := w.gpus.String()
+		w.edit(func(n *corev1.Node) {
+			n.Spec.Taints = []corev1.Taint{{Key: "restrictedaccess", Value: "yes", Effect: corev1.TaintEffectNoSchedule}}
+		})
+		w.label("all-1g.10gb")
+		w.spend(time.Hour)
+		const want = "pod kube-system/plugin-1 does not tolerate the taint restrictedaccess=yes:NoSchedule, and would not start again: add the toleration to its DaemonSet"
+		c := w.condition()
+		if c.Reason != string(config.ReasonNoDevicePlugin) || !strings.Contains(c.Message, want) {
+			t.Errorf("%s: %s; want %q in it", c.Reason, c.Message, want)
+		}
+		if w.hasJournal() || !w.runs("train") || w.node().Spec.Unschedulable || w.gpus.String() != before {
+			t.Errorf("a change has begun: %s", c.Message)
+		}
+		w.edit(func(n *corev1.Node) { n.Spec.Taints = nil })
+		w.settle(config.ReasonConverged)
+	})
 }
 
 // A change that only creates instances disturbs no pod, and could not be verified either.

@@ -361,8 +361,9 @@ func TestAForgedNoteOfPublishedKeysTakesNothingAway(t *testing.T) {
 		w := newWorld(t, h100)
 		w.profiles("apiVersion: gpuslice.io/v1alpha1\nkind: Profiles\nprofiles: {team: {mig: [{gpus: {all: true}, enabled: false}], " +
 			"labels: {team: a}, taints: [{key: team, value: a, effect: NoSchedule}]}}\n")
-		w.converge("all-balanced")
 		taint := corev1.Taint{Key: "team", Value: "a", Effect: corev1.TaintEffectNoSchedule}
+		w.tolerations = []corev1.Toleration{{Key: taint.Key, Operator: corev1.TolerationOpExists}}
+		w.converge("all-balanced")
 		w.edit(func(n *corev1.Node) {
 			n.Labels["team"] = "a"
 			n.Spec.Taints = append(n.Spec.Taints, taint)

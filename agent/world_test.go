@@ -640,7 +640,7 @@ func (w *world) turn() {
 	case len(plugins) == 0 && (fenced || w.noPlugin || byLabel && value != "true"):
 		w.offered = map[string][]string{}
 	case len(plugins) == 0:
-		w.startPlugin()
+		w.startPlugin(w.tolerations...)
 	}
 	w.advertise(n)
 }

@@ -306,9 +306,11 @@ const (
 	// You can: check that kubelet runs, and that the agent has its pod-resources socket.
 	ReasonKubeletUnavailable Reason = "KubeletUnavailable"
 	// ReasonNoDevicePlugin is given when neither a pod that the settings match nor NVIDIA's DRA driver advertises the node's GPUs, so that no
-	// capacity could be verified. The message says why a device plugin may be missing, or which pod looks like one.
+	// capacity could be verified. The message says why a device plugin may be missing, or which pod looks like one. Or when a taint of the node would keep
+	// the plugin's pod, or the driver's, from starting again after the change.
 	//
-	// You can: find out why the node has no pod of the device plugin, or name the pod in devicePlugin of the settings, as the message says.
+	// You can: find out why the node has no pod of the device plugin, add the toleration that the message names, or name the pod in devicePlugin of
+	// the settings, as the message says.
 	ReasonNoDevicePlugin Reason = "NoDevicePlugin"
 	// ReasonGPUInUse is given when a process outside the evicted pods holds a device that will change. The message names its pid, its command, and
 	// its pod, unit or container.

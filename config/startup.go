@@ -30,6 +30,14 @@ func (s StartupTaints) Keys() []string {
 // Has reports whether the taint is a startup taint, whatever its value and effect.
 func (s StartupTaints) Has(t corev1.Taint) bool { return slices.Contains(s.Keys(), t.Key) }
 
+// IsTransientTaint reports whether programs set and lift the taint as a node's state changes: Kubernetes, an autoscaler, and agents.
+func IsTransientTaint(key string) bool {
+	return strings.HasPrefix(key, "node.kubernetes.io/") || strings.HasPrefix(key, "node.cloudprovider.kubernetes.io/") ||
+		slices.Contains([]string{
+			"ToBeDeletedByClusterAutoscaler", "DeletionCandidateOfClusterAutoscaler", "karpenter.sh/disrupted", TaintRepartitioning, TaintGPUUnhealthy,
+		}, key)
+}
+
 // MayBeStartupTaint returns why the key cannot name a second startup taint; nothing if it can. Removing another program's taint would open a node
 // that this program keeps closed.
 func MayBeStartupTaint(key string) (problems []string) {

@@ -15,13 +15,13 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/agent/offer"
 	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/agent/state/outcome"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/config/catalog"
 	"github.com/gpuslice/gpuslice/config/nodekeys"
-	"github.com/gpuslice/gpuslice/drain/holders"
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
@@ -243,7 +243,7 @@ func (r *Resolver) apply(seen *state.Observed, want *state.Desired, profile cata
 			Message: fmt.Sprintf("profile %s: %s, which the agent did not set and does not change; remove it from the node or from the profile", want.Name, foreign),
 		}
 	}
-	if unbearable := untoleratedTaint(seen, profile.Taints); unbearable != "" {
+	if unbearable := offer.Untolerated(slices.Concat(seen.DevicePlugin.Pods, seen.DevicePlugin.MPSDaemons), profile.Taints); unbearable != "" {
 		return &outcome.Stalled{Reason: config.ReasonInvalidCatalog, Message: fmt.Sprintf("profile %s: %s", want.Name, unbearable)}
 	}
 	if profile.Sharing == nil && profile.MIGStrategy == "" {
@@ -350,17 +350,4 @@ func fingerprint(want state.Desired, requests map[nvml.UUID]nvml.Request) string
 		fmt.Fprintf(h, " %v %s", p.Sharing, state.OrNone(p.Strategy))
 	}
 	return hex.EncodeToString(h.Sum(nil)[:6])
-}
-
-// untoleratedTaint names a taint that would keep the device plugin's next pod off the node.
-func untoleratedTaint(seen *state.Observed, taints []corev1.Taint) string {
-	for _, pod := range slices.Concat(seen.DevicePlugin.Pods, seen.DevicePlugin.MPSDaemons) {
-		for _, t := range taints {
-			if t.Effect == corev1.TaintEffectNoSchedule && !holders.Tolerates(pod.Spec.Tolerations, t) {
-				return fmt.Sprintf("pod %s/%s does not tolerate the taint %s, and would not start again: add the toleration to its DaemonSet",
-					pod.Namespace, pod.Name, t.ToString())
-			}
-		}
-	}
-	return ""
 }

@@ -8,6 +8,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpuslice/gpuslice/agent/api"
+	"github.com/gpuslice/gpuslice/agent/plan"
 	"github.com/gpuslice/gpuslice/agent/state"
 	"github.com/gpuslice/gpuslice/config"
 	"github.com/gpuslice/gpuslice/config/sanitize"
@@ -71,6 +72,34 @@ func taintsOnDaemons(node *corev1.Node) []string {
 		}
 	}
 	return append(ours, others...)
+}
+
+// Untolerated names the first of the pods that could not start again on a node with the taints; empty if each could.
+func Untolerated(pods []corev1.Pod, taints []corev1.Taint) string {
+	for _, pod := range pods {
+		for _, t := range taints {
+			if t.Effect != corev1.TaintEffectPreferNoSchedule && !holders.Tolerates(pod.Spec.Tolerations, t) {
+				return fmt.Sprintf("pod %s/%s does not tolerate the taint %s, and would not start again: add the toleration to its DaemonSet",
+					pod.Namespace, pod.Name, sanitize.Cut(t.ToString(), longestID))
+			}
+		}
+	}
+	return ""
+}
+
+// KeptAway names a pod that offers the GPUs, that the steps end, and that a taint of the node would keep away after that; empty if there is none.
+func KeptAway(seen *state.Observed, steps []plan.Step) string {
+	ends := func(pod corev1.Pod) bool {
+		return slices.ContainsFunc(steps, func(s plan.Step) bool {
+			return s.Traits().ComesBack && slices.ContainsFunc(s.Pods, func(p plan.Pod) bool { return p.UID == string(pod.UID) })
+		})
+	}
+	stays := func(pod corev1.Pod) bool { return !ends(pod) }
+	goes := func(t corev1.Taint) bool {
+		return config.IsTransientTaint(t.Key) || slices.Contains(seen.Marks.Startup, t)
+	}
+	return Untolerated(slices.DeleteFunc(slices.Concat(Of(seen).Pods(), seen.DevicePlugin.MPSDaemons), stays),
+		slices.DeleteFunc(slices.Clone(seen.Node.Spec.Taints), goes))
 }
 
 // HoldersUnknown returns why the agent cannot know which pods and processes hold a device; nil if it can.

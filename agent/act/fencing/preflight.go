@@ -1,6 +1,7 @@
 package fencing
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"strings"
@@ -14,13 +15,14 @@ import (
 )
 
 // Preflight checks, before a step that leads to the first disturbance, whether the change can succeed. No other tool may be working on the node, the
-// pods must be evictable, and every process must be one that the agent can end. A device plugin and kubelet must be there to verify the capacity; without
-// them the agent creates no instance either. It creates none while the plugin, or NVIDIA's DRA driver, still advertises removed devices after a restart by the
-// agent. Preflight writes nothing.
+// pods must be evictable, and every process must be one that the agent can end. A device plugin and kubelet must be there to verify the capacity, and no
+// taint may keep the plugin from starting again; otherwise the agent creates no instance either. It creates none while the plugin, or NVIDIA's DRA driver,
+// still advertises removed devices after a restart by the agent. Preflight writes nothing.
 func (f *Fencing) Preflight(ctx context.Context, in act.Input) error {
 	makes := in.Steps[0].Traits().Stage == plan.StageOpen && !in.Want.Undo && in.Seen.Journal == nil && plan.Has(in.Steps, plan.Create)
 	offers := offer.Of(in.Seen)
 	absent, advice := offers.Absent()
+	absent = cmp.Or(absent, offer.KeptAway(in.Seen, in.Steps))
 	gone := offer.Uncured(in.Seen, in.Want)
 	if !startsDisruption(in) && !(makes && (absent != "" || len(gone) > 0 || in.Seen.Kubelet.Err != nil)) {
 		return nil

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpuslice/gpuslice/agent/act"
 	"github.com/gpuslice/gpuslice/agent/plan"
@@ -41,6 +42,22 @@ func TestWhatIsCheckedBeforeTheFirstDisturbance(t *testing.T) {
 		s.Holders.Processes = []holders.Client{{PID: 4711, Command: "python", Devices: []string{"GPU-a"}, Sources: []holders.Source{holders.SourceNVML}}}
 	}
 	unplugged := func(s *state.Observed) { s.DevicePlugin.Pods = nil }
+	tainted := func(keys ...string) func(*state.Observed) {
+		return func(s *state.Observed) {
+			for _, key := range keys {
+				s.Node.Spec.Taints = append(s.Node.Spec.Taints, corev1.Taint{Key: key, Value: "yes", Effect: corev1.TaintEffectNoSchedule})
+			}
+		}
+	}
+	restricted := tainted("restrictedaccess")
+	bears := func(s *state.Observed) {
+		s.DevicePlugin.Pods[0].Spec.Tolerations = []corev1.Toleration{{Key: "restrictedaccess", Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoSchedule}}
+	}
+	daemon := func(s *state.Observed) {
+		s.DevicePlugin.MPSDaemons = []corev1.Pod{{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "mps", UID: "mps"}}}
+	}
+	starting := func(s *state.Observed) { tainted("fresh")(s); s.Marks.Startup = s.Node.Spec.Taints }
+	restarts := []plan.Kind{plan.Record, plan.Create, plan.RestartOperands}
 	fences, creates := []plan.Kind{plan.Record, plan.Fence, plan.SetMode}, []plan.Kind{plan.Record, plan.Create}
 	for name, row := range map[string]struct {
 		observed func(*state.Observed)
@@ -59,20 +76,34 @@ func TestWhatIsCheckedBeforeTheFirstDisturbance(t *testing.T) {
 		"no device plugin":                              {of(python, unplugged), fences, false, config.ReasonNoDevicePlugin, "changes nothing until then"},
 		"no device plugin, and instances are made":      {unplugged, creates, false, config.ReasonNoDevicePlugin, "changes nothing until then"},
 		"no device plugin, and more instances are made": {of(unplugged, journaled(journal.Journal{})), creates, false, "", ""},
-		"a silent kubelet, and instances are made":      {of(kured, deaf), creates, false, config.ReasonKubeletUnavailable, "kubelet is silent"},
-		"no pod is disturbed":                           {of(kured, blind, python), creates, false, "", ""},
-		"the fence is up":                               {of(kured, journaled(journal.Journal{Cordoned: true})), fences, false, "", ""},
-		"an operand is paused":                          {of(kured, journaled(journal.Journal{}), paused), fences, false, "", ""},
-		"a change without a fence turns into one with":  {of(kured, journaled(journal.Journal{})), fences, false, config.ReasonOtherMaintenance, "kured"},
+		"a taint that keeps the plugin from starting again": {
+			of(python, restricted),
+			[]plan.Kind{plan.Record, plan.Fence, plan.PauseOperands},
+			false, config.ReasonNoDevicePlugin,
+			"pod kube-system/plugin does not tolerate the taint restrictedaccess=yes:NoSchedule, and would not start again: add the toleration to its DaemonSet",
+		},
+		"such a taint, and instances are made":         {restricted, restarts, false, config.ReasonNoDevicePlugin, "changes nothing until then"},
+		"such a taint, and MPS has a daemon":           {of(restricted, bears, daemon), restarts, false, config.ReasonNoDevicePlugin, "pod kube-system/mps does not tolerate"},
+		"such a taint, and the plugin goes on running": {of(kured, restricted), creates, false, "", ""},
+		"such a taint, and the plugin bears it":        {of(restricted, bears), restarts, false, "", ""},
+		"taints that go by themselves":                 {of(starting, tainted("node.kubernetes.io/not-ready", config.TaintGPUUnhealthy)), restarts, false, "", ""},
+		"a silent kubelet, and instances are made":     {of(kured, deaf), creates, false, config.ReasonKubeletUnavailable, "kubelet is silent"},
+		"no pod is disturbed":                          {of(kured, blind, python), creates, false, "", ""},
+		"the fence is up":                              {of(kured, journaled(journal.Journal{Cordoned: true})), fences, false, "", ""},
+		"an operand is paused":                         {of(kured, journaled(journal.Journal{}), paused), fences, false, "", ""},
+		"a change without a fence turns into one with": {of(kured, journaled(journal.Journal{})), fences, false, config.ReasonOtherMaintenance, "kured"},
 		"an undo":                                {kured, fences, true, "", ""},
 		"a pod leaves, behind what comes before": {kured, []plan.Kind{plan.Evict, plan.SetMode}, false, "", ""},
 	} {
 		h := newHost(t)
-		h.seen.DevicePlugin.Pods = []corev1.Pod{{}}
+		h.seen.DevicePlugin.Pods = []corev1.Pod{{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "plugin", UID: "plugin"}}}
 		row.observed(h.seen)
 		steps := make([]plan.Step, len(row.kinds))
 		for i, kind := range row.kinds {
 			steps[i].Kind = kind
+			if kind == plan.PauseOperands || kind == plan.RestartOperands {
+				steps[i].Pods = []plan.Pod{{UID: "plugin"}, {UID: "mps"}}
+			}
 		}
 		err := h.fencing.Preflight(t.Context(), act.Input{Seen: h.seen, Want: state.Desired{Fingerprint: "asked", Undo: row.undo}, Steps: steps})
 		var wait *outcome.Waiting

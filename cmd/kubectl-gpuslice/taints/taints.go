@@ -37,7 +37,7 @@ func Toleration(t corev1.Taint) string {
 // that agents lift; DaemonSets tolerate most of them.
 func Closing(all []corev1.Taint, tolerations []corev1.Toleration) []corev1.Taint {
 	return slices.DeleteFunc(slices.Clone(all), func(t corev1.Taint) bool {
-		return t.Effect == corev1.TaintEffectPreferNoSchedule || isTransient(t.Key) || slices.ContainsFunc(tolerations, func(by corev1.Toleration) bool {
+		return t.Effect == corev1.TaintEffectPreferNoSchedule || config.IsTransientTaint(t.Key) || slices.ContainsFunc(tolerations, func(by corev1.Toleration) bool {
 			return by.ToleratesTaint(klog.Logger{}, &t, false)
 		})
 	})
@@ -82,12 +82,4 @@ func Shared(ofNodes [][]corev1.Taint) []corev1.Taint {
 		return cmp.Or(strings.Compare(a.Key, b.Key), strings.Compare(string(a.Effect), string(b.Effect)))
 	})
 	return out
-}
-
-func isTransient(key string) bool {
-	return strings.HasPrefix(key, "node.kubernetes.io/") || strings.HasPrefix(key, "node.cloudprovider.kubernetes.io/") ||
-		slices.Contains([]string{
-			"ToBeDeletedByClusterAutoscaler", "DeletionCandidateOfClusterAutoscaler", "karpenter.sh/disrupted",
-			config.TaintRepartitioning, config.TaintGPUUnhealthy,
-		}, key)
 }
