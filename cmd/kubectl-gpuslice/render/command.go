@@ -441,7 +441,7 @@ func (from Sources) poolsOf(ctx context.Context, client kube.Interface, selector
 // pooled is what counts of a node, and why the node does not count for its pool.
 func (from Sources) pooled(n *corev1.Node, byType bool) (out pooled, why string) {
 	p, why := poolOf(n)
-	shares := from.shares(n, p.Name)
+	shares := from.shares(n, p)
 	why = cmp.Or(from.driven(n), why, shares)
 	if config.State(n.Labels[config.LabelMIGConfigState]) == config.StateFailed && why == "" {
 		why = fmt.Sprintf("its agent has not carried out its labels (%s=%s), so flavors and hardware profiles do not select it", config.LabelMIGConfigState, config.StateFailed)

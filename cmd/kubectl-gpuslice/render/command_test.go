@@ -400,6 +400,7 @@ const sharesNot = "nvidia.com/gpu.sharing-strategy"
 type beside struct {
 	labels map[string]string
 	status string
+	offers string // GPUs; empty for 8
 	want   string // why b is left out; empty if it counts
 	flavor string // label that keeps it off; empty for none, "-" if the pool is left out
 }
@@ -407,12 +408,18 @@ type beside struct {
 // node is node a or b.
 func (row beside) node(name string) map[string]any {
 	labels := map[string]string{"nvidia.com/mig.config": "uncut", "nvidia.com/gpu.product": "NVIDIA-L4", "nvidia.com/gpu.count": "8", sharesNot: "none"}
-	status := ""
+	status, offers := "", "8"
 	if name == "b" {
 		maps.Copy(labels, row.labels)
 		status = row.status
 	}
-	return map[string]any{"metadata": map[string]any{"name": name, "labels": labels, "annotations": map[string]any{"gpuslice.io/status": status}}}
+	if name == "b" && row.offers != "" {
+		offers = row.offers
+	}
+	return map[string]any{
+		"metadata": map[string]any{"name": name, "labels": labels, "annotations": map[string]any{"gpuslice.io/status": status}},
+		"status":   map[string]any{"allocatable": map[string]any{"nvidia.com/gpu": offers}},
+	}
 }
 
 // agrees reports whether render has counted and written what it should.
@@ -443,15 +450,18 @@ func TestNodesThatShareAreNotCountedAsWhole(t *testing.T) {
 	for name, row := range map[string]beside{
 		"neither":                    {},
 		"a config of the files":      {labels: map[string]string{config.LabelDevicePluginConfig: "plain"}},
-		"a config that shares":       {map[string]string{config.LabelDevicePluginConfig: "four"}, "", "its label nvidia.com/device-plugin.config=four requests sharing by time-slicing, and uncut names no sharing", "-"},
-		"a config of no file":        {map[string]string{config.LabelDevicePluginConfig: "five", sharesNot: "time-slicing"}, "", "its label nvidia.com/device-plugin.config=five names a config that is not in the files", sharesNot},
-		"one that its agent wrote":   {map[string]string{config.LabelDevicePluginConfig: config.OwnPluginKey + "1"}, "", "its label nvidia.com/device-plugin.config=gpuslice-1 names a config that is not in the files", "-"},
-		"a model of shared GPUs":     {map[string]string{"nvidia.com/gpu.product": "NVIDIA-L4-SHARED"}, "", "its label nvidia.com/gpu.product=NVIDIA-L4-SHARED says that it shares", "nvidia.com/gpu.product"},
-		"a number of replicas":       {map[string]string{"nvidia.com/mig-1g.10gb.replicas": "2"}, "", "its label nvidia.com/mig-1g.10gb.replicas=2 says that it shares", "-"},
-		"a strategy":                 {map[string]string{sharesNot: "mps"}, "", "its label nvidia.com/gpu.sharing-strategy=mps says that it shares", sharesNot},
-		"the status of its agent":    {nil, `{"capacity": "nvidia.com/gpu 32 = 8 x 4 time-slicing"}`, "its agent says that it shares: nvidia.com/gpu 32 = 8 x 4 time-slicing", "-"},
+		"a config that shares":       {labels: map[string]string{config.LabelDevicePluginConfig: "four"}, want: "its label nvidia.com/device-plugin.config=four requests sharing by time-slicing, and uncut names no sharing", flavor: "-"},
+		"a config of no file":        {labels: map[string]string{config.LabelDevicePluginConfig: "five", sharesNot: "time-slicing"}, want: "its label nvidia.com/device-plugin.config=five names a config that is not in the files", flavor: sharesNot},
+		"one that its agent wrote":   {labels: map[string]string{config.LabelDevicePluginConfig: config.OwnPluginKey + "1"}, want: "its label nvidia.com/device-plugin.config=gpuslice-1 names a config that is not in the files", flavor: "-"},
+		"a model of shared GPUs":     {labels: map[string]string{"nvidia.com/gpu.product": "NVIDIA-L4-SHARED"}, want: "its label nvidia.com/gpu.product=NVIDIA-L4-SHARED says that it shares", flavor: "nvidia.com/gpu.product"},
+		"a number of replicas":       {labels: map[string]string{"nvidia.com/mig-1g.10gb.replicas": "2"}, want: "its label nvidia.com/mig-1g.10gb.replicas=2 says that it shares", flavor: "-"},
+		"a strategy":                 {labels: map[string]string{sharesNot: "mps"}, want: "its label nvidia.com/gpu.sharing-strategy=mps says that it shares", flavor: sharesNot},
+		"the status of its agent":    {status: `{"capacity": "nvidia.com/gpu 32 = 8 x 4 time-slicing"}`, want: "its agent says that it shares: nvidia.com/gpu 32 = 8 x 4 time-slicing", flavor: "-"},
 		"another status":             {status: `{"capacity": "nvidia.com/gpu 8"}`},
 		"one that is not to be read": {status: `what no one can read`},
+		"more than its GPUs":         {offers: "32", want: "it offers 32 of nvidia.com/gpu, and uncut makes 8: ", flavor: "-"},
+		"less than its GPUs":         {offers: "7"},
+		"more, in mid-change":        {labels: map[string]string{config.LabelMIGConfigState: "pending"}, offers: "32"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			nodes := []any{row.node("a"), row.node("b")}

@@ -22,11 +22,11 @@ var leftOut = Pool{}
 
 // shares says why a node may share its devices although the profile or config that it requests names no sharing; empty if nothing says so. If the profile
 // names its sharing, the agent applies it. Under NVIDIA's DRA driver no device plugin shares.
-func (from Sources) shares(n *corev1.Node, name string) string {
-	if from.DRA || from.Profiles[name].Sharing != nil {
+func (from Sources) shares(n *corev1.Node, p Pool) string {
+	if from.DRA || from.Profiles[p.Name].Sharing != nil {
 		return ""
 	}
-	name = sanitize.Cut(name, longestName)
+	name := sanitize.Cut(p.Name, longestName)
 	if key := n.Labels[config.LabelDevicePluginConfig]; key != "" {
 		label := config.LabelDevicePluginConfig + "=" + sanitize.Cut(key, longestName)
 		switch plugin, known := from.Plugin[key]; {
@@ -48,6 +48,25 @@ func (from Sources) shares(n *corev1.Node, name string) string {
 		if strings.Contains(capacity+",", " "+string(strategy)+",") {
 			return fmt.Sprintf("its agent says that it shares: %s, and %s names no sharing: name it in a profile",
 				sanitize.Message(capacity, longestMessage), name)
+		}
+	}
+	return from.offersMore(n, p)
+}
+
+// offersMore says that a node which is not being changed offers more devices than its profile makes. An agent that no one has asked for a sharing does not
+// report which there is.
+func (from Sources) offersMore(n *corev1.Node, p Pool) string {
+	if state := config.State(n.Labels[config.LabelMIGConfigState]); p.GPUs == 0 || state != "" && state != config.StateSuccess {
+		return ""
+	}
+	offers, _, err := from.offers(p)
+	if err != nil {
+		return ""
+	}
+	for _, o := range offers {
+		if has := n.Status.Allocatable[corev1.ResourceName(o.Resource)]; has.CmpInt64(int64(o.OfNode)) > 0 {
+			return fmt.Sprintf("it offers %s of %s, and %s makes %d: it may share them: name the sharing in a profile",
+				has.String(), o.Resource, sanitize.Cut(p.Name, longestName), o.OfNode)
 		}
 	}
 	return ""
