@@ -227,6 +227,9 @@ func (m *moves) missingClass(p *corev1.Pod) string {
 	return ""
 }
 
+// PerhapsNone is what Asked has last of a pod that may ask for other devices alone.
+const PerhapsNone = "perhaps of no GPU"
+
 // Asked are the GPUs and parts of them that the pod requests, as "nvidia.com/mig-3g.40gb 1", those of DeviceClasses, and its claims. The pod does not say which
 // driver a claim or another class belongs to.
 func Asked(p *corev1.Pod) []string { return classes{}.asked(p) }
@@ -252,7 +255,7 @@ func (c classes) asked(p *corev1.Pod) []string {
 		out = append(out, "by claim "+sanitize.Listed(claims))
 	}
 	if !certain && len(out) > 0 {
-		out = append(out, "perhaps of no GPU")
+		out = append(out, PerhapsNone)
 	}
 	return out
 }

@@ -287,7 +287,7 @@ func (s *nodeSum) unseenServed() string {
 
 // resourceOf is the resource of a request, as "nvidia.com/mig-3g.40gb 1"; empty for "perhaps of no GPU", which names none.
 func resourceOf(request string) string {
-	if strings.HasPrefix(request, "perhaps ") {
+	if request == judge.PerhapsNone {
 		return ""
 	}
 	if claims, _, is := strings.Cut(request, " claim "); is { // each pod has claims of its own names

@@ -123,7 +123,7 @@ func (a *advice) demand(ctx context.Context, client kube.Interface) (*demanded, 
 	if ctx.Err() != nil {
 		return nil, ctx.Err()
 	}
-	all := waits{}
+	all, otherDevices := waits{}, false
 	for i := range pods {
 		if !isPending(&pods[i]) {
 			continue
@@ -133,7 +133,11 @@ func (a *advice) demand(ctx context.Context, client kube.Interface) (*demanded, 
 				all.add(waitFor{name, pods[i].Namespace, k.queueOf(&pods[i])}, 1, devicesOf(r), pods[i].CreationTimestamp.Time)
 				k.has(&pods[i], name, devicesOf(r))
 			}
+			otherDevices = otherDevices || r == judge.PerhapsNone
 		}
+	}
+	if otherDevices {
+		out.note("pods that ask by claims, or by a DeviceClass of another driver than NVIDIA's, may wait for other devices than GPUs: kubectl gpuslice advise POD reads the claims")
 	}
 	k.count(all)
 	out.Waiting, out.columns = all.sorted(), k.columns()

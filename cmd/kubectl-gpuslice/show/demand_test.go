@@ -215,7 +215,7 @@ func TestDemand(t *testing.T) {
 		},
 		"a namespace that the user names": {pods: pods, asks: advice{only: "team-b"}, columns: "devices oldest", want: mig[:1]},
 		"a request of any size":           {pods: []*corev1.Pod{huge}, columns: "devices oldest", want: []string{"team-a mig-3g.40gb 1 pods 1048576 devices 60s"}},
-		"a claim does not say how many":   {pods: []*corev1.Pod{claims}, columns: "devices oldest", want: []string{"team-a by claim 1 pods 0 devices 60s"}},
+		"a claim does not say how many":   {pods: []*corev1.Pod{claims}, columns: "devices oldest", notes: "may wait for other devices than GPUs", want: []string{"team-a by claim 1 pods 0 devices 60s"}},
 		"groups of pods that are made one by one": {
 			pods: []*corev1.Pod{inGroup("team-a/set-0", ofMIG, keyGroup, "set"), inGroup("team-a/lws-0", "nvidia.com/gpu", keyWorkload, "lws"), inGroup("team-b/other-0", ofMIG, keyGroup, "set")},
 			kueue: aKueue{
