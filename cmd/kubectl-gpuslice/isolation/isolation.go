@@ -78,6 +78,28 @@ func OfProfile(p catalog.Profile, resource string) Class {
 	return Of(device, replicas)
 }
 
+// OfModels are the classes of a resource on nodes of a profile whose rules are about GPUs of several models: a node has those of one.
+func OfModels(p catalog.Profile, resource string) (classes []Class) {
+	models := map[string]bool{}
+	for _, rule := range p.MIG {
+		models[strings.Join(rule.Models, "\n")] = true
+	}
+	if len(models) > 1 {
+		delete(models, "") // its rules are about each
+	}
+	for _, of := range slices.Sorted(maps.Keys(models)) {
+		on := p
+		on.MIG = slices.DeleteFunc(slices.Clone(p.MIG), func(r catalog.MIGRule) bool { return len(r.Models) > 0 && strings.Join(r.Models, "\n") != of })
+		if class := OfProfile(on, resource); !slices.Contains(classes, class) {
+			classes = append(classes, class)
+		}
+	}
+	if len(models) == 0 {
+		return []Class{OfProfile(p, resource)}
+	}
+	return classes
+}
+
 // replicasOf is how many pods share a device of the resource; given is false for one that is offered under another name.
 func replicasOf(sharing *catalog.Sharing, resource string) (n int, given bool) {
 	n = 1

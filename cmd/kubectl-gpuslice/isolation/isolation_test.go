@@ -55,6 +55,31 @@ func TestTheClassOfAProfile(t *testing.T) {
 	}
 }
 
+func TestTheClassesOfAProfileOfSeveralModels(t *testing.T) {
+	t.Parallel()
+	of := func(device string, models ...string) catalog.MIGRule {
+		rule := catalog.MIGRule{All: true, Models: models}
+		if device != "" {
+			rule.MIG, rule.Devices = true, map[string]int{device: 2}
+		}
+		return rule
+	}
+	for name, row := range map[string]struct {
+		rules catalog.MIGConfig
+		want  []isolation.Class
+	}{
+		"no rules":                     {nil, []isolation.Class{isolation.Of("", 1)}},
+		"one model":                    {catalog.MIGConfig{of("1g.10gb", "A100*")}, []isolation.Class{isolation.Of("1g.10gb", 1)}},
+		"two models of one class":      {catalog.MIGConfig{of("1g.10gb", "A100*"), of("1g.10gb", "H100*")}, []isolation.Class{isolation.Of("1g.10gb", 1)}},
+		"MIG devices of two sizes":     {catalog.MIGConfig{of("1g.5gb", "A100*40GB"), of("1g.10gb", "A100*80GB")}, []isolation.Class{isolation.Of("1g.5gb", 1), isolation.Of("1g.10gb", 1)}},
+		"MIG of one, whole the others": {catalog.MIGConfig{of("2g.20gb", "A100*"), of("", "H100*")}, []isolation.Class{isolation.Of("2g.20gb", 1), isolation.Of("", 1)}},
+	} {
+		if diff := cmp.Diff(row.want, isolation.OfModels(catalog.Profile{MIG: row.rules, MIGStrategy: config.MIGStrategySingle}, gpu)); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", name, diff)
+		}
+	}
+}
+
 func TestTheClassOfANode(t *testing.T) {
 	t.Parallel()
 	for name, row := range map[string]struct {

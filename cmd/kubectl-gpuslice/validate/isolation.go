@@ -153,11 +153,11 @@ func (q *queuedClasses) classesOf(flavor kinds.FlavorSpec, resource string) []is
 	case asks:
 		known = false
 	}
-	class := isolation.OfProfile(profile, resource)
-	if !known && class.Kind != isolation.KindShared {
+	classes := isolation.OfModels(profile, resource)
+	if !known && classes[0].Kind != isolation.KindShared {
 		return q.published(flavor, resource)
 	}
-	return []isolation.Class{class}
+	return classes
 }
 
 // published are the classes of the profiles whose nodes a flavor selects for sure, by labels that they publish or by none. Taints that they publish keep its
@@ -168,8 +168,8 @@ func (q *queuedClasses) published(flavor kinds.FlavorSpec, resource string) (cla
 	for _, name := range slices.Sorted(maps.Keys(q.profiles)) {
 		p := q.profiles[name]
 		selected := !slices.ContainsFunc(slices.Collect(maps.Keys(labels)), func(key string) bool { return p.Labels[key] != labels[key] || p.Labels[key] == "" })
-		if class := isolation.OfProfile(p, resource); selected && len(taints.Closing(p.Taints, flavor.Tolerated())) == 0 && !slices.Contains(classes, class) {
-			classes = append(classes, class)
+		if selected && len(taints.Closing(p.Taints, flavor.Tolerated())) == 0 {
+			classes = append(classes, isolation.OfModels(p, resource)...)
 		}
 	}
 	return classes
