@@ -295,8 +295,8 @@ func (r *Resolver) fits(seen *state.Observed, want state.Desired) error {
 			return errPluginUnread
 		}
 		if offer.RunsWithoutStrategy(seen, want.Plugin) {
-			err = &catalog.StrategyError{Strategy: config.MIGStrategyNone, Problem: "it advertises no MIG device; its config, its environment " +
-				"and label " + config.LabelMIGStrategy + " set no other: " + HowToSet(config.MIGStrategyMixed)}
+			err = &catalog.StrategyError{Strategy: config.MIGStrategyNone, Problem: "it advertises no MIG device; " +
+				"neither its config nor its environment sets another: " + HowToSet(config.MIGStrategyMixed)}
 		}
 	}
 	if err == nil && want.Plugin != nil {
@@ -337,8 +337,11 @@ func (r *Resolver) strategyFor(seen *state.Observed, want state.Desired) (config
 	return offer.Of(seen).Strategy(r.Settings.MIGStrategy, want.Plugin), nil
 }
 
-// knowsStrategy reports whether the agent knows the plugin's MIG strategy. It refuses nothing on a guess.
+// knowsStrategy reports whether the agent knows the plugin's MIG strategy. It refuses nothing on a guess. GPU feature discovery publishes the strategy of the
+// plugin's present config, too: that says nothing of the plugin under a config that takes its place.
 func (r *Resolver) knowsStrategy(seen *state.Observed, want state.Desired) bool {
+	published, current := seen.Node.Labels[config.LabelMIGStrategy], seen.Plugin.Current
+	ends := want.Plugin != nil && want.Plugin.Known && current != nil && string(current.MIGStrategy) == published
 	return r.Settings.MIGStrategy != config.MIGStrategyAuto || seen.ExplicitStrategy() != "" || want.Plugin != nil && want.Plugin.Strategy != "" ||
-		seen.Node.Labels[config.LabelMIGStrategy] != ""
+		published != "" && !ends
 }

@@ -381,6 +381,15 @@ func TestAKeyOfTheDevicePluginsConfigsIsReadWhereItIsGivenToThePlugin(t *testing
 			prepare: func(r *request) { cuts(r); r.label(config.LabelMIGStrategy, "mixed") },
 			gets:    "none, nothing shared",
 		},
+		"no strategy, beside a cut, and the node's label says that of the present config": {
+			named: "version: v1\n",
+			prepare: func(r *request) {
+				cuts(r)
+				r.label(config.LabelMIGStrategy, "mixed")
+				r.seen.Plugin.Current = &catalog.PluginConfig{MIGStrategy: config.MIGStrategyMixed}
+			},
+			refused: "WrongMIGStrategy: label nvidia.com/mig.config=all-1g.10gb + named: the device plugin's MIG strategy is none, under which it advertises",
+		},
 		"a strategy that is for GPUs of one profile, beside two of two": {
 			named:   "version: v1\nflags: {migStrategy: single}\n",
 			prepare: func(r *request) { cuts(r); r.seen.GPUs = append(r.seen.GPUs, nvml.GPU{UUID: "GPU-b", Index: 1}) },
