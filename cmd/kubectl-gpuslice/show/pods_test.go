@@ -167,6 +167,17 @@ how much they use is not known: asking the agents needs the verb patch on nodes,
 a pod that you may not list has devices of gpu-1, and it is not known which
 `,
 		},
+		"who asks for those of another namespace": {
+			args: []string{"-n", "research"},
+			want: "#5   2g.20gb@2  team/notebook",
+			top: `
+POD                                       NODE    GPU
+a pod that the API server does not list   gpu-1   0 3g.40gb@4
+a pod that the API server does not list   gpu-1   1
+how much they use is not known: asking the agents needs the verb patch on nodes, which you lack
+a pod that the API server does not list has devices of gpu-1, and it is not known which
+`,
+		},
 		"where listing them fails": {
 			change: func(w *world) {
 				w.Client.PrependReactor("list", "pods", func(k8stesting.Action) (bool, runtime.Object, error) { return true, nil, errors.New("etcd is gone") })

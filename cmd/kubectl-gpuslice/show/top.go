@@ -40,6 +40,7 @@ type topRequest struct {
 	order  string
 	// namespace is the user's own.
 	namespace string
+	only      bool // the pods of the namespace alone
 }
 
 // Top is the command.
@@ -49,7 +50,7 @@ func Top(o *cluster.Options) *cobra.Command {
 		Use:   "top [-l SELECTOR | NODE...] [-o wide|json|yaml] [--sort-by memory|busy]",
 		Short: "Show how much each pod uses of its GPU or instance",
 		Long: `Shows each pod that has a GPU or an instance of one, with the memory of its processes there and how busy they keep it. Without a selection, of
-all nodes on which an agent has ever run.
+all nodes on which an agent has ever run; with -n NAMESPACE, the pods of that namespace alone.
 
 The agents answer: the command asks each by an annotation, which needs the verb patch on nodes. Without that right it shows which pods have what
 by the agents' last reports; without the right to list nodes, which pods of your namespace request GPUs. Not every GPU reports how busy a pod is:
@@ -70,7 +71,7 @@ a question mark shows that, and the line below the table says why.`,
 			if err != nil {
 				return err
 			}
-			if r.namespace, _, err = o.Namespace(); err != nil {
+			if r.namespace, r.only, err = o.Namespace(); err != nil {
 				return fmt.Errorf("finding the namespace: %w", err)
 			}
 			found, err := r.nodes.OrAll(cmd.Context(), client, args)
@@ -120,6 +121,15 @@ type uses struct {
 	More      int          `json:"more,omitempty"` // uses that the agents have left out
 	Silent    []silent     `json:"silent,omitempty"`
 	Notes     []string     `json:"notes,omitempty"` // what is not known, and why
+}
+
+// keep drops the pods of other namespaces. One whose name is not known may be of this one.
+func (u *uses) keep(namespace string) {
+	u.Uses = slices.DeleteFunc(u.Uses, func(one use) bool { return one.Namespace != namespace })
+	u.Held = slices.DeleteFunc(u.Held, func(one holding) bool {
+		of, _, named := strings.Cut(one.Pod, "/")
+		return named && of != namespace
+	})
 }
 
 // printOwn writes what the user's namespace shows.
@@ -179,6 +189,9 @@ func (r *topRequest) print(ctx context.Context, client kube.Interface, nodes []c
 	all := usesOf(q)
 	if err != nil {
 		all = reported(ctx, client, nodes, r.namespace)
+	}
+	if r.only {
+		all.keep(r.namespace)
 	}
 	all.sort(r.order)
 	said, err := r.text(all, output.PaperOf(w))
@@ -265,6 +278,8 @@ func (r *topRequest) text(all uses, p output.Paper) (string, error) {
 		parts = append(parts, tabulate(all.Requested, requestedColumns, false, p))
 	case len(all.Uses) > 0:
 		parts = append(parts, tabulate(all.Uses, useColumns, r.format == output.Wide, p))
+	case len(all.Silent) == 0 && r.only:
+		parts = append(parts, "no pod of namespace "+sanitize.Cut(r.namespace, longestPod)+" has a GPU")
 	case len(all.Silent) == 0:
 		parts = append(parts, "no pod has a GPU")
 	}

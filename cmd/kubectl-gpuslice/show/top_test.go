@@ -38,6 +38,17 @@ busy ?: not reported (gpu-1)
 gpu-2: the agent does not say: it must be something else
 `, 0)
 		w.Untouched("gpu-1", "gpu-2")
+		w.Start("top", "gpu-1", "-n", "research")
+		w.Answers("gpu-1", api.Answer{Uses: []api.Use{
+			{Namespace: "team", Pod: "trainer", GPU: 1, Pods: 1, TotalMiB: 80000, Busy: &busy}, {Namespace: "research", Pod: "small", GPU: 0, Pods: 1, TotalMiB: 80000, Busy: &busy},
+		}})
+		w.Is(`
+POD              NODE    GPU   MEMORY           BUSY   FOR
+research/small   gpu-1   0     0/80000 MiB 0%   0%
+`, 0)
+		w.Start("top", "gpu-1", "-n", "research")
+		w.Answers("gpu-1", api.Answer{Uses: []api.Use{{Namespace: "team", Pod: "trainer", GPU: 1, Pods: 1, TotalMiB: 80000, Busy: &busy}}})
+		w.Is("no pod of namespace research has a GPU\n", 0)
 		w.Start("top", "gpu-2")
 		w.Answers("gpu-2", api.Answer{})
 		w.Is("no pod has a GPU\n", 0)
