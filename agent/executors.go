@@ -69,7 +69,11 @@ func (a *Agent) evictPods(ctx context.Context, in act.Input) error {
 
 // restartLatePlugin restarts a device plugin that does not advertise the GPUs' devices in time.
 func (a *Agent) restartLatePlugin(ctx context.Context, in act.Input) error {
-	return a.actors.verifier.Within(in, a.actors.evictions.Evict(ctx, in))
+	err := a.actors.evictions.ComeBack(in)
+	if err == nil {
+		err = a.actors.evictions.Evict(ctx, in)
+	}
+	return a.actors.verifier.Within(in, err)
 }
 
 // pauseOperands removes operands from the node: one by its label; if the step names no label, all that the fence keeps away.

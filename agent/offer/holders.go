@@ -91,7 +91,7 @@ func Untolerated(pods []corev1.Pod, taints []corev1.Taint) string {
 func KeptAway(seen *state.Observed, steps []plan.Step) string {
 	ends := func(pod corev1.Pod) bool {
 		return slices.ContainsFunc(steps, func(s plan.Step) bool {
-			return s.Traits().ComesBack && slices.ContainsFunc(s.Pods, func(p plan.Pod) bool { return p.UID == string(pod.UID) })
+			return (s.Traits().ComesBack || s.Traits().StartsPlugin) && slices.ContainsFunc(s.Pods, func(p plan.Pod) bool { return p.UID == string(pod.UID) })
 		})
 	}
 	stays := func(pod corev1.Pod) bool { return !ends(pod) }

@@ -13,6 +13,18 @@ import (
 	"github.com/gpuslice/gpuslice/drain"
 )
 
+// ComeBack returns the wait for a taint to go that would keep a pod of the step from starting again.
+func (e *Evictions) ComeBack(in act.Input) error {
+	keptAway := offer.KeptAway(in.Seen, in.Steps[:1])
+	if keptAway == "" {
+		return nil
+	}
+	return &outcome.Waiting{
+		Reason: config.ReasonNoDevicePlugin, For: outcome.ForUser, After: outcome.EvictionRetry, Since: in.Seen.Since(config.ReasonNoDevicePlugin, e.Clock.Stamp()),
+		Message: offer.Of(in.Seen).Name() + " needs a restart, and " + keptAway,
+	}
+}
+
 // Restart evicts the pod of a device plugin that does not advertise the current GPUs; its DaemonSet replaces the pod. The agent has nothing to
 // restore for that, so it writes no journal: if it is killed here, the next agent finds the former pod, or the new one. Restart never returns
 // nil: only the next observation can show that the pod is gone. It waits for other tools that work on the node: a tool that has taken the node
@@ -23,6 +35,9 @@ func (e *Evictions) Restart(ctx context.Context, in act.Input) error {
 			Reason: config.ReasonOtherMaintenance, After: outcome.EvictionRetry, Since: in.Seen.Since(config.ReasonOtherMaintenance, e.Clock.Stamp()),
 			Message: offer.Of(in.Seen).Name() + " does not advertise the current GPUs; its restart waits for " + sanitize.Listed(others),
 		}
+	}
+	if err := e.ComeBack(in); err != nil {
+		return err
 	}
 	verdicts, _ := e.request(ctx, in, in.Step().Pods)
 	for _, v := range verdicts {

@@ -35,7 +35,7 @@ import (
 
 // restart restarts a device plugin. The API server answers the eviction with refusal. It returns how many evictions were no dry run, and the
 // Events.
-func restart(t *testing.T, refusal error, marks []fence.Marker, objects ...runtime.Object) (wait *outcome.Waiting, evictions int, said []string) {
+func restart(t *testing.T, refusal error, marks []fence.Marker, taints []corev1.Taint, objects ...runtime.Object) (wait *outcome.Waiting, evictions int, said []string) {
 	t.Helper()
 	client := fake.NewClientset(objects...)
 	client.PrependReactor("create", "pods/eviction", func(action kubetesting.Action) (bool, runtime.Object, error) {
@@ -57,7 +57,8 @@ func restart(t *testing.T, refusal error, marks []fence.Marker, objects ...runti
 		OwnerReferences: []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "DaemonSet", Name: "plugin", UID: "set", Controller: new(true)}},
 	}}
 	seen := state.Observed{Node: &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "gpu-1"}}, Pods: []corev1.Pod{plugin}}
-	seen.Marks.Tools = marks
+	seen.Marks.Tools, seen.DevicePlugin.Pods = marks, []corev1.Pod{plugin}
+	seen.Node.Spec.Taints = taints
 	err := d.Restart(t.Context(), act.Input{Seen: &seen, Steps: []plan.Step{{Kind: plan.RestartPlugin, Pods: []plan.Pod{{Namespace: "kube-system", Name: "plugin-x", UID: "uid"}}}}})
 	if !errors.As(err, &wait) {
 		t.Fatalf("got %v, want a wait: only the next observation can show that the pod is gone", err)
@@ -71,7 +72,7 @@ func restart(t *testing.T, refusal error, marks []fence.Marker, objects ...runti
 
 func TestAPluginThatWithholdsAGPUIsEvictedAndThatIsReported(t *testing.T) {
 	t.Parallel()
-	wait, evictions, events := restart(t, nil, nil)
+	wait, evictions, events := restart(t, nil, nil, nil)
 	if wait.Reason != config.ReasonAwaitingCapacity || evictions != 1 {
 		t.Errorf("%s after %d evictions: %s", wait.Reason, evictions, wait.Message)
 	}
@@ -82,13 +83,22 @@ func TestAPluginThatWithholdsAGPUIsEvictedAndThatIsReported(t *testing.T) {
 
 func TestAPluginIsNotRestartedWhileAnotherToolWorksOnTheNode(t *testing.T) {
 	t.Parallel()
-	wait, evictions, events := restart(t, nil, []fence.Marker{{Tool: "NVSentinel", Sign: "label dgxc.nvidia.com/nvsentinel-state=quarantined"}})
+	wait, evictions, events := restart(t, nil, []fence.Marker{{Tool: "NVSentinel", Sign: "label dgxc.nvidia.com/nvsentinel-state=quarantined"}}, nil)
 	if wait.Reason != config.ReasonOtherMaintenance || !strings.Contains(wait.Message, "NVSentinel") || evictions > 0 || len(events) > 0 {
 		t.Errorf("%s: %s; %d evictions, Events %q", wait.Reason, wait.Message, evictions, events)
 	}
-	announced, evictions, _ := restart(t, nil, []fence.Marker{{Tool: "kured", Planned: true}})
+	announced, evictions, _ := restart(t, nil, []fence.Marker{{Tool: "kured", Planned: true}}, nil)
 	if announced.Reason != config.ReasonAwaitingCapacity || evictions != 1 {
 		t.Errorf("what a tool has only announced: %s: %s; %d evictions", announced.Reason, announced.Message, evictions)
+	}
+}
+
+func TestAPluginThatATaintWouldKeepAwayIsNotRestarted(t *testing.T) {
+	t.Parallel()
+	wait, evictions, _ := restart(t, nil, nil, []corev1.Taint{{Key: "restrictedaccess", Value: "yes", Effect: corev1.TaintEffectNoSchedule}})
+	const want = "pod kube-system/plugin-x does not tolerate the taint restrictedaccess=yes:NoSchedule"
+	if wait.Reason != config.ReasonNoDevicePlugin || !strings.Contains(wait.Message, want) || evictions > 0 {
+		t.Errorf("%s: %s; %d evictions", wait.Reason, wait.Message, evictions)
 	}
 }
 
@@ -96,7 +106,7 @@ func TestABudgetThatKeepsThePluginIsNamed(t *testing.T) {
 	t.Parallel()
 	full := apierrors.NewTooManyRequests("Cannot evict pod as it would violate the pod's disruption budget.", 10)
 	full.ErrStatus.Details.Causes = []metav1.StatusCause{{Type: policyv1.DisruptionBudgetCause, Message: "The disruption budget plugins needs 1 healthy pods and has 1 currently"}}
-	wait, _, events := restart(t, full, nil, &policyv1.PodDisruptionBudget{
+	wait, _, events := restart(t, full, nil, nil, &policyv1.PodDisruptionBudget{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "plugins"},
 		Spec: policyv1.PodDisruptionBudgetSpec{
 			Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "plugin"}}, MinAvailable: new(intstr.FromInt32(1)),
