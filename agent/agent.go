@@ -254,6 +254,9 @@ func (a *Agent) pass(ctx context.Context) time.Duration {
 		return a.conclude(ctx, seen, state.Desired{}, nil, err)
 	}
 	to, err := a.plan(ctx, seen)
+	if failure := a.deciders.retries.Refused(seen, to.want, decide.Goal{Kind: to.goal, Why: to.why}, refusal(to.why)); failure != nil {
+		to.want.Undo, to.steps, err = false, nil, failure // it is recorded before the undo goes on
+	}
 	in := act.Input{Seen: seen, Want: to.want, Steps: to.steps}
 	a.actors.verifier.Follow(seen, to.want)
 	a.deciders.resolver.Remember(seen, to.want)

@@ -140,7 +140,7 @@ func (a *Agent) forget(first plan.Step, converged bool) {
 		a.observers.wakes.BlockedBy(nil)
 	}
 	if converged {
-		a.deciders.retries.ForgetFailures()
+		a.deciders.retries.Converged()
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -95,5 +96,40 @@ func TestNoChangeBeginsByAFileWithAMistake(t *testing.T) {
 		if n := len(w.snapshot()[0].Instances); n != 0 {
 			t.Errorf("the GPU was cut into %d instances", n)
 		}
+	})
+}
+
+// A program, or the change itself, may alter what the request is judged by: without an end to it, pods would leave again and again.
+func TestARequestThatIsRefusedDuringEachOfItsChangesIsGivenUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, h100)
+		const with = "apiVersion: gpuslice.io/v1alpha1\nkind: Profiles\nprofiles: {small: {mig: [{gpus: {all: true}, enabled: true, instances: {1g.10gb: 7}}]}}\n"
+		without := strings.ReplaceAll(with, "small", "other")
+		w.profiles(with)
+		began, underway := 0, false
+		turn := func() {
+			if is := w.hasJournal(); is != underway {
+				underway = is
+				if w.setFile("profiles", with); is {
+					began++
+					w.setFile("profiles", without)
+				}
+			}
+		}
+		w.set(config.LabelProfile, "small")
+		const want = "the change to small was refused 3 times after it had begun"
+		w.passes("the end of it", func() bool { turn(); return strings.Contains(w.condition().Message, want) && !w.hasJournal() })
+		before := w.gpus.String()
+		for ends := time.Now().Add(time.Hour); time.Now().Before(ends); w.pass() {
+			turn()
+		}
+		if began != 3 || w.gpus.String() != before || w.reason() != config.ReasonUnknownConfig || stateOf(w.node()) != config.StateFailed {
+			t.Errorf("it began %d times, and the node says %s", began, w.condition().Message)
+		}
+		w.expectGivenBack()
+		w.unset(config.LabelProfile)
+		w.settle(config.ReasonNotRequested)
+		w.set(config.LabelProfile, "small")
+		w.reach("small")
 	})
 }

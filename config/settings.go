@@ -143,7 +143,7 @@ type Retry struct {
 	First time.Duration `json:"first" within:"100ms,1h"`
 	// Longest delay.
 	Longest time.Duration `json:"longest" within:"100ms,1h"`
-	// How often a step may succeed and still be needed.
+	// How often a step may succeed and still be needed, and a request may be refused during its change.
 	NoEffect int `json:"noEffect" within:"1,1000"`
 }
 

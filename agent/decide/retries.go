@@ -27,6 +27,7 @@ type Retries struct {
 	attempts  map[string]attempt   // of steps that fail
 	successes map[string]int       // of steps on the hardware since a step of another kind, and of steps that other programs may undo
 	waits     map[string]time.Time // when a wait with its own deadline began, by waitOf
+	refused   refusals
 
 	failedObservations int          // in a row
 	unanswered         wait.Backoff // the pauses after passes in which the API server has failed requests
@@ -44,6 +45,45 @@ func (r *Retries) Forget(time.Time) { *r = *NewRetries(r.clock, r.settings) }
 
 // ForgetFailures drops earlier failures: they say nothing about later steps.
 func (r *Retries) ForgetFailures() { clear(r.attempts) }
+
+// Converged drops the failures of a change that has succeeded.
+func (r *Retries) Converged() {
+	r.ForgetFailures()
+	r.refused = refusals{}
+}
+
+// refusals counts how often a change to one config was refused after it had begun.
+type refusals struct {
+	fingerprint string
+	n           int
+	undoing     bool // the last of them
+}
+
+// Refused counts a refusal of a change that has begun, once until a pass works towards the request again. Reason is that of the refusal, empty if there is
+// none. It returns the failure of a change that was refused retry.noEffect times: the change itself, or another program, alters what the request is judged
+// by, and the change would begin without end.
+func (r *Retries) Refused(seen *state.Observed, want state.Desired, goal Goal, reason config.Reason) *api.Failure {
+	j, givenUp := seen.Journal, seen.Journal != nil && seen.Journal.Undo != nil
+	switch {
+	case goal.Kind == Wanted:
+		r.refused.undoing = false
+		return nil
+	case goal.Kind != Undo || reason == "" || givenUp || j.Target != want.Name || j.Fingerprint == "":
+		return nil
+	case r.refused.fingerprint != j.Fingerprint:
+		r.refused = refusals{fingerprint: j.Fingerprint}
+	case r.refused.undoing:
+		return nil
+	}
+	r.refused.undoing = true
+	if r.refused.n++; r.refused.n < r.settings.Retry.NoEffect {
+		return nil
+	}
+	return &api.Failure{
+		Fingerprint: j.Fingerprint, Reason: reason,
+		Message: fmt.Sprintf("%v; the change to %s was refused %d times after it had begun", goal.Why, want.Name, r.refused.n),
+	}
+}
 
 // BeginUndo drops what was counted for the change that is now undone.
 func (r *Retries) BeginUndo() {
