@@ -169,7 +169,7 @@ func (c *comparison) promisesMore(about, format string, args ...any) {
 	c.Findings = append(c.Findings, Finding{About: about, Text: fmt.Sprintf(format, args...)})
 }
 
-// selecting selects the nodes of a pool, those too that are being changed at the moment. One that could not be changed stays as it is.
+// selecting selects the nodes of a pool, those too that are being changed at the moment. It selects no node with a failed change.
 func selecting(with map[string]string) func(of map[string]string) bool {
 	state := with[config.LabelMIGConfigState]
 	with = maps.Clone(with)
@@ -401,7 +401,7 @@ type promised struct {
 	by     map[corev1.ResourceName]promise
 }
 
-// compareTogether finds flavors that promise the same nodes: those whose nodes are all of the pool's, the pool's own with them.
+// compareTogether finds flavors that promise the same nodes: the pool's own, and those that select none but the pool's nodes.
 func (c *comparison) compareTogether(of promised, pools []promised) {
 	together := map[corev1.ResourceName]promise{}
 	var flavors []string

@@ -78,7 +78,7 @@ func OfProfile(p catalog.Profile, resource string) Class {
 	return Of(device, replicas)
 }
 
-// OfModels are the classes of a resource on nodes of a profile whose rules are about GPUs of several models: a node has those of one.
+// OfModels are the classes of a resource on nodes of a profile, one for each model that its rules name: a node has GPUs of one model.
 func OfModels(p catalog.Profile, resource string) (classes []Class) {
 	models := map[string]bool{}
 	for _, rule := range p.MIG {

@@ -18,7 +18,7 @@ import (
 	"github.com/gpuslice/gpuslice/nvml"
 )
 
-// goes compares what a node's label asks for with what the node offers: mig-manager may have been off when the label was set, or a user may have divided
+// goes compares what a node's label asks for with what the node offers. They differ if mig-manager was off when the label was set, or if a user has divided
 // the GPUs by hand. The first agent takes nothing for a label that is older than itself; it does so once the label is set again. A node loses nothing if its
 // agent has made what the label asks for.
 func (j *judge) goes(n corev1.Node, pods []corev1.Pod, note func(Verdict, string, ...any)) {

@@ -179,7 +179,7 @@ func (g Given) without(own, others []pooled) (out Given, reached []pooled) {
 	return g, reached
 }
 
-// notes are about pools that --pool describes, of which no node was read: if a profile names no sharing, its nodes keep theirs.
+// notes are about pools that --pool describes. No node of them was read, and nodes keep their sharing if the profile names none.
 func (from Sources) notes(given []Given) (notes []string) {
 	for _, g := range given {
 		if from.DRA || from.Profiles[g.Profile].Sharing != nil || !slices.ContainsFunc(g.Offers, func(o Offer) bool { return o.Resource == nvml.ResourceGPU }) {

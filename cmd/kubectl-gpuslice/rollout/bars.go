@@ -154,7 +154,7 @@ func (b *bars) pinned(left []*followed) []string {
 	return out
 }
 
-// why is the agent's message, which names what a node waits for, what a user can do and what happens next, with the time that is left. The lines below the
+// why is the agent's message, with the time that is left. The message says what a node waits for, what a user can do and what happens next. The lines below the
 // first begin with a sign, since the writer drops spaces. Those of a command do not: users paste it.
 func (b *bars) why(f *followed) []string {
 	const sign = "│ "

@@ -160,8 +160,7 @@ func (q *queuedClasses) classesOf(flavor kinds.FlavorSpec, resource string) []is
 	return classes
 }
 
-// published are the classes of the profiles whose nodes a flavor selects for sure, by labels that they publish or by none. Taints that they publish keep its
-// pods off.
+// published are the classes of the profiles that a flavor selects for sure: they publish all of its labels, and no taint that keeps its pods off.
 func (q *queuedClasses) published(flavor kinds.FlavorSpec, resource string) (classes []isolation.Class) {
 	labels := maps.Clone(flavor.NodeLabels)
 	delete(labels, config.LabelMIGConfigState) // which each node of a profile has at last
