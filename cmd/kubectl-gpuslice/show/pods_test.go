@@ -178,6 +178,20 @@ how much they use is not known: asking the agents needs the verb patch on nodes,
 a pod that the API server does not list has devices of gpu-1, and it is not known which
 `,
 		},
+		"whose agent last reported none": {
+			change: func(w *world) {
+				w.Edit("gpu-1", func(n *corev1.Node) {
+					s := agenttest.Done()
+					s.Held = []api.Held{}
+					agenttest.Says(n, s, "as asked")
+				})
+			},
+			want: "pods: as its agent last reported",
+			top: `
+no pod has a GPU, as the agents last reported: a pod that has just started is not in it
+how much they use is not known: asking the agents needs the verb patch on nodes, which you lack
+`,
+		},
 		"where listing them fails": {
 			change: func(w *world) {
 				w.Client.PrependReactor("list", "pods", func(k8stesting.Action) (bool, runtime.Object, error) { return true, nil, errors.New("etcd is gone") })

@@ -40,7 +40,7 @@ type agentEvent struct {
 
 // requested are the pods of a namespace that request GPUs. A user who may not read nodes sees them. Without the right to list claims, their devices are missing.
 func requested(ctx context.Context, client kube.Interface, namespace string) (uses, error) {
-	all := uses{Uses: []use{}, Notes: []string{
+	all := uses{Uses: []use{}, Requested: []requesting{}, Notes: []string{
 		"how busy pods are is not known: reading nodes needs rights that you lack. kubectl gpuslice advise says more of pending pods",
 	}}
 	pods, err := client.Pods(namespace).List(ctx, metav1.ListOptions{ResourceVersion: "0"})

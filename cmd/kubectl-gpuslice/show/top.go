@@ -132,6 +132,22 @@ func (u *uses) keep(namespace string) {
 	})
 }
 
+// none says that no pod has a GPU, as far as that is known.
+func (r *topRequest) none(all uses) string {
+	namespace := "of namespace " + sanitize.Cut(r.namespace, longestPod) + " "
+	if all.Requested != nil {
+		return "no pod " + namespace + "requests a GPU"
+	}
+	said := "no pod has a GPU"
+	if r.only {
+		said = "no pod " + namespace + "has a GPU"
+	}
+	if all.Held != nil {
+		said += ", as the agents last reported: a pod that has just started is not in it"
+	}
+	return said
+}
+
 // printOwn writes what the user's namespace shows.
 func (r *topRequest) printOwn(ctx context.Context, client kube.Interface, w io.Writer) error {
 	all, err := requested(ctx, client, r.namespace)
@@ -148,7 +164,7 @@ func (r *topRequest) printOwn(ctx context.Context, client kube.Interface, w io.W
 
 // reported are what pods have by the agents' last reports.
 func reported(ctx context.Context, client kube.Interface, nodes []corev1.Node, namespace string) uses {
-	all := uses{Uses: []use{}, Notes: []string{"how much they use is not known: asking the agents needs the verb patch on nodes, which you lack"}}
+	all := uses{Uses: []use{}, Held: []holding{}, Notes: []string{"how much they use is not known: asking the agents needs the verb patch on nodes, which you lack"}}
 	var names []string
 	for i := range nodes {
 		names = append(names, nodes[i].Name)
@@ -278,10 +294,8 @@ func (r *topRequest) text(all uses, p output.Paper) (string, error) {
 		parts = append(parts, tabulate(all.Requested, requestedColumns, false, p))
 	case len(all.Uses) > 0:
 		parts = append(parts, tabulate(all.Uses, useColumns, r.format == output.Wide, p))
-	case len(all.Silent) == 0 && r.only:
-		parts = append(parts, "no pod of namespace "+sanitize.Cut(r.namespace, longestPod)+" has a GPU")
 	case len(all.Silent) == 0:
-		parts = append(parts, "no pod has a GPU")
+		parts = append(parts, r.none(all))
 	}
 	if all.More > 0 {
 		parts = append(parts, fmt.Sprintf("and %d more, which have less memory", all.More))

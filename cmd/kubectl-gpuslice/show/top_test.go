@@ -111,6 +111,11 @@ how busy pods are is not known: reading nodes needs rights that you lack. kubect
 2000-01-01 00:00:00Z GPUIdle: team-a/trainer-0 has had GPU 0 3g.40gb for 6 h and used it for 0 %
 team-a/waits is pending: 0/2 nodes are available: 2 Insufficient nvidia.com/mig-3g.40gb.
 `, 0)
+		w.Start("top", "-n", "team-c")
+		w.Is(`
+no pod of namespace team-c requests a GPU
+how busy pods are is not known: reading nodes needs rights that you lack. kubectl gpuslice advise says more of pending pods
+`, 0)
 		for args, want := range map[string]string{"status": "listing nodes: ", "status gpu-1": "reading node gpu-1: ", "status gpu-1 gpu-2": "reading node gpu-1: ", "top gpu-1": "reading node gpu-1: "} {
 			said, code := w.Run(strings.Fields(args)...)
 			if code != 1 || !strings.HasPrefix(said, "error: "+want) || !strings.HasSuffix(said, "; without rights to nodes, kubectl gpuslice top shows the pods of your namespace that request GPUs\n") {
