@@ -59,9 +59,9 @@ type refusals struct {
 	undoing     bool // the last of them
 }
 
-// Refused counts a refusal of a change that has begun, once until a pass works towards the request again. Reason is that of the refusal, empty if there is
-// none. It returns the failure of a change that was refused retry.noEffect times: the change itself, or another program, alters what the request is judged
-// by, and the change would begin without end.
+// Refused counts a refusal of a change that has begun, once until a pass works towards the request again. Without a refusal the reason is empty. It returns
+// the failure of a change that was refused retry.noEffect times: the change itself, or another program, alters what the request is judged by, and the change
+// would begin without end.
 func (r *Retries) Refused(seen *state.Observed, want state.Desired, goal Goal, reason config.Reason) *api.Failure {
 	j, givenUp := seen.Journal, seen.Journal != nil && seen.Journal.Undo != nil
 	switch {

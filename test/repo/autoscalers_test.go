@@ -182,8 +182,8 @@ type guide struct {
 
 func readGuide(t *testing.T) (of guide) {
 	t.Helper()
-	placeholder := regexp.MustCompile(`(?m)^ *\.\.\.\n`)
-	for doc := range strings.SplitSeq(placeholder.ReplaceAllString(read(t, "test/repo/testdata/working-with-gpus.txt"), ""), "---\n") {
+	ellipsis := regexp.MustCompile(`(?m)^ *\.\.\.\n`)
+	for doc := range strings.SplitSeq(ellipsis.ReplaceAllString(read(t, "test/repo/testdata/working-with-gpus.txt"), ""), "---\n") {
 		if err := sigsyaml.Unmarshal([]byte(doc), &of); err != nil {
 			t.Fatalf("%v in\n%s", err, doc)
 		}

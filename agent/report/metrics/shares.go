@@ -84,7 +84,7 @@ func replicasOf(given capacity.Resources) map[string]map[string]int {
 	return out
 }
 
-// divide counts memory slices: an instance has them for itself, and they decide which instances fit beside it. It does not count compute slices: a 1g.20gb
+// divide counts memory slices, since no two instances share one, and by them the driver places instances. It does not count compute slices: a 1g.20gb
 // has one of seven, and keeps two memory slices from the others.
 func (d divider) divide(gpu nvml.GPU) share {
 	// A lost GPU may have no UUID.

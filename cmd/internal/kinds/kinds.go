@@ -210,7 +210,7 @@ type NodeScheduling struct {
 	Tolerations  []corev1.Toleration `json:"tolerations,omitempty"`
 }
 
-// AsQueue is a ClusterQueue of one flavor that gives pods what the profile does; false for a profile that is off, or of which a queue admits the workloads.
+// AsQueue turns the profile into a ClusterQueue of one flavor. It returns false if the profile is disabled or names a LocalQueue.
 func (p HardwareProfile) AsQueue() (as ClusterQueue, flavor FlavorSpec, is bool) {
 	s := p.Spec.Scheduling
 	if p.Annotations[AnnotationDisabled] == "true" || s != nil && s.Kueue != nil {

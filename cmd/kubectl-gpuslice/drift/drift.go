@@ -401,7 +401,7 @@ type promised struct {
 	by     map[corev1.ResourceName]promise
 }
 
-// compareTogether finds flavors that promise the same nodes: the pool's own, and those that select none but the pool's nodes.
+// compareTogether adds up what flavors promise of a pool's nodes: its own flavor, and each that selects only nodes of the pool.
 func (c *comparison) compareTogether(of promised, pools []promised) {
 	together := map[corev1.ResourceName]promise{}
 	var flavors []string
@@ -438,7 +438,7 @@ func within(some, all map[string]bool) bool {
 			return false
 		}
 	}
-	return len(some) <= len(all)
+	return true
 }
 
 func add(to corev1.ResourceList, name corev1.ResourceName, more resource.Quantity) {

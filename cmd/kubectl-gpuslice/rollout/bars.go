@@ -154,8 +154,8 @@ func (b *bars) pinned(left []*followed) []string {
 	return out
 }
 
-// why is the agent's message, with the time that is left. The message says what a node waits for, what a user can do and what happens next. The lines below the
-// first begin with a sign, since the writer drops spaces. Those of a command do not: users paste it.
+// why is the agent's message, with the time that is left. The message names the blocker, the user's command and the next event. The lines below the first
+// begin with a sign, since the writer drops spaces. Those of a command do not: users paste it.
 func (b *bars) why(f *followed) []string {
 	const sign = "│ "
 	said := f.words()

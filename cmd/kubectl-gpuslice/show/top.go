@@ -123,7 +123,7 @@ type uses struct {
 	Notes     []string     `json:"notes,omitempty"` // what is not known, and why
 }
 
-// keep drops the pods of other namespaces. One whose name is not known may be of this one.
+// keep drops the pods of other namespaces. It keeps pods without a known name: they may be of this namespace.
 func (u *uses) keep(namespace string) {
 	u.Uses = slices.DeleteFunc(u.Uses, func(one use) bool { return one.Namespace != namespace })
 	u.Held = slices.DeleteFunc(u.Held, func(one holding) bool {
