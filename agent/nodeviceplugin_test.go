@@ -155,7 +155,8 @@ func TestPromise1ATaintThatThePluginDoesNotTolerateDisturbsNothing(t *testing.T)
 		})
 		w.label("all-1g.10gb")
 		w.spend(time.Hour)
-		const want = "pod kube-system/plugin-1 does not tolerate the taint restrictedaccess=yes:NoSchedule, and would not start again: add the toleration to its DaemonSet"
+		const want = "add the toleration to the DaemonSet of pod kube-system/plugin-1; pod kube-system/plugin-1 does not tolerate the taint restrictedaccess=yes:NoSchedule, " +
+			"and would not start again"
 		c := w.condition()
 		if c.Reason != string(config.ReasonNoDevicePlugin) || !strings.Contains(c.Message, want) {
 			t.Errorf("%s: %s; want %q in it", c.Reason, c.Message, want)

@@ -243,8 +243,8 @@ func (r *Resolver) apply(seen *state.Observed, want *state.Desired, profile cata
 			Message: fmt.Sprintf("profile %s: %s, which the agent did not set and does not change; remove it from the node or from the profile", want.Name, foreign),
 		}
 	}
-	if unbearable := offer.Untolerated(slices.Concat(seen.DevicePlugin.Pods, seen.DevicePlugin.MPSDaemons), profile.Taints); unbearable != "" {
-		return &outcome.Stalled{Reason: config.ReasonInvalidCatalog, Message: fmt.Sprintf("profile %s: %s", want.Name, unbearable)}
+	if unbearable, advice := offer.Untolerated(slices.Concat(seen.DevicePlugin.Pods, seen.DevicePlugin.MPSDaemons), profile.Taints); unbearable != "" {
+		return &outcome.Stalled{Reason: config.ReasonInvalidCatalog, Message: fmt.Sprintf("profile %s: %s: %s", want.Name, unbearable, advice)}
 	}
 	if profile.Sharing == nil && profile.MIGStrategy == "" {
 		return nil

@@ -74,21 +74,23 @@ func taintsOnDaemons(node *corev1.Node) []string {
 	return append(ours, others...)
 }
 
-// Untolerated names the first of the pods that could not start again on a node with the taints; empty if each could.
-func Untolerated(pods []corev1.Pod, taints []corev1.Taint) string {
+// Untolerated names the first of the pods that could not start again on a node with the taints, and what a user can do; empty if each could.
+func Untolerated(pods []corev1.Pod, taints []corev1.Taint) (why, advice string) {
 	for _, pod := range pods {
 		for _, t := range taints {
 			if t.Effect != corev1.TaintEffectPreferNoSchedule && !holders.Tolerates(pod.Spec.Tolerations, t) {
-				return fmt.Sprintf("pod %s/%s does not tolerate the taint %s, and would not start again: add the toleration to its DaemonSet",
-					pod.Namespace, pod.Name, sanitize.Cut(t.ToString(), longestID))
+				name := pod.Namespace + "/" + pod.Name
+				return fmt.Sprintf("pod %s does not tolerate the taint %s, and would not start again", name, sanitize.Cut(t.ToString(), longestID)),
+					"add the toleration to the DaemonSet of pod " + name
 			}
 		}
 	}
-	return ""
+	return "", ""
 }
 
-// KeptAway names a pod that offers the GPUs, that the steps end, and that a taint of the node would keep away after that; empty if there is none.
-func KeptAway(seen *state.Observed, steps []plan.Step) string {
+// KeptAway names a pod that offers the GPUs, that the steps end, and that a taint of the node would keep away after that, and what a user can do; empty if
+// there is none.
+func KeptAway(seen *state.Observed, steps []plan.Step) (why, advice string) {
 	ends := func(pod corev1.Pod) bool {
 		return slices.ContainsFunc(steps, func(s plan.Step) bool {
 			return (s.Traits().ComesBack || s.Traits().StartsPlugin) && slices.ContainsFunc(s.Pods, func(p plan.Pod) bool { return p.UID == string(pod.UID) })

@@ -15,13 +15,13 @@ import (
 
 // ComeBack returns the wait for a taint to go that would keep a pod of the step from starting again.
 func (e *Evictions) ComeBack(in act.Input) error {
-	keptAway := offer.KeptAway(in.Seen, in.Steps[:1])
+	keptAway, advice := offer.KeptAway(in.Seen, in.Steps[:1])
 	if keptAway == "" {
 		return nil
 	}
 	return &outcome.Waiting{
 		Reason: config.ReasonNoDevicePlugin, For: outcome.ForUser, After: outcome.EvictionRetry, Since: in.Seen.Since(config.ReasonNoDevicePlugin, e.Clock.Stamp()),
-		Message: offer.Of(in.Seen).Name() + " needs a restart, and " + keptAway,
+		Advice: advice, Message: offer.Of(in.Seen).Name() + " needs a restart, and " + keptAway,
 	}
 }
 

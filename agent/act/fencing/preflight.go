@@ -1,7 +1,6 @@
 package fencing
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"strings"
@@ -14,6 +13,14 @@ import (
 	"github.com/gpuslice/gpuslice/config/sanitize"
 )
 
+// absentAfter says why nothing would offer the GPUs after the steps, and what a user can do; empty if something would.
+func absentAfter(in act.Input) (why, advice string) {
+	if why, advice = offer.Of(in.Seen).Absent(); why != "" {
+		return why, advice
+	}
+	return offer.KeptAway(in.Seen, in.Steps)
+}
+
 // Preflight checks, before a step that leads to the first disturbance, whether the change can succeed. No other tool may be working on the node, the
 // pods must be evictable, and every process must be one that the agent can end. A device plugin and kubelet must be there to verify the capacity, and no
 // taint may keep the plugin from starting again; otherwise the agent creates no instance either. It creates none while the plugin, or NVIDIA's DRA driver,
@@ -21,8 +28,7 @@ import (
 func (f *Fencing) Preflight(ctx context.Context, in act.Input) error {
 	makes := in.Steps[0].Traits().Stage == plan.StageOpen && !in.Want.Undo && in.Seen.Journal == nil && plan.Has(in.Steps, plan.Create)
 	offers := offer.Of(in.Seen)
-	absent, advice := offers.Absent()
-	absent = cmp.Or(absent, offer.KeptAway(in.Seen, in.Steps))
+	absent, advice := absentAfter(in)
 	gone := offer.Uncured(in.Seen, in.Want)
 	if !startsDisruption(in) && !(makes && (absent != "" || len(gone) > 0 || in.Seen.Kubelet.Err != nil)) {
 		return nil

@@ -80,7 +80,7 @@ func TestWhatIsCheckedBeforeTheFirstDisturbance(t *testing.T) {
 			of(python, restricted),
 			[]plan.Kind{plan.Record, plan.Fence, plan.PauseOperands},
 			false, config.ReasonNoDevicePlugin,
-			"pod kube-system/plugin does not tolerate the taint restrictedaccess=yes:NoSchedule, and would not start again: add the toleration to its DaemonSet",
+			"add the toleration to the DaemonSet of pod kube-system/plugin; pod kube-system/plugin does not tolerate the taint restrictedaccess=yes:NoSchedule, and would not start again",
 		},
 		"such a taint, and instances are made":         {restricted, restarts, false, config.ReasonNoDevicePlugin, "changes nothing until then"},
 		"such a taint, and MPS has a daemon":           {of(restricted, bears, daemon), restarts, false, config.ReasonNoDevicePlugin, "pod kube-system/mps does not tolerate"},
